@@ -46,6 +46,10 @@ class UserError(ValueError):
     """The request cannot be met; the message names the value and what to do next."""
 
 
+class RunServerLost(ConnectionError):
+    """A serve run that has answered does not answer any more; the next attempt waits for it."""
+
+
 class NumericsError(ArithmeticError):
     """The loss, the gradients or the logits are no longer finite numbers."""
 
@@ -78,6 +82,8 @@ def classify(error: BaseException, step: int = 0) -> Outcome:
     reason = first_line(error)
     if isinstance(error, UserError):
         return Outcome("user_error", reason, step)
+    if isinstance(error, RunServerLost):
+        return Outcome("preempted", f"the server was lost: {reason}", step)
     if isinstance(error, NumericsError):
         return Outcome("numerics", reason, step)
     if is_out_of_memory(error):

@@ -6,16 +6,21 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workers.posttraining.policy_ranks import run_policy
+from tests.workers.posttraining.separate_ranks import run_separate
+from tests.workers.posttraining.test_rewards import policy_spec
 from workers.contracts.specs.finetuning.chat_servers import SERVERS_VARIABLE
 from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PpoBody
+from workers.models.weights.manifest import complete_checkpoints
 from workers.posttraining.produce import client
 from workers.posttraining.reinforcement.rewards.build import build_rewards
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore
-from workers.runtime.exit_codes import UserError
+from workers.runtime.exit_codes import RunServerLost, UserError
 
 SPEC = {"kind": "model", "run": 12}
 CONTEXT = 32  # of the smallest examples
@@ -26,8 +31,9 @@ class Server:
 
     def __init__(self) -> None:
         self.down = False
+        self.left: int | None = None  # requests until it is down
         self.requests: list[Any] = []
-        outer = self
+        outer, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -35,6 +41,9 @@ class Server:
                 outer.requests.append((self.path, self.headers["x-orrery-key"], body))
                 given = body["input"]
                 ids = list(given.encode()) if isinstance(given, str) else given[0]
+                with lock:
+                    if outer.left is not None:
+                        outer.down, outer.left = outer.left == 0, max(0, outer.left - 1)
                 if outer.down:
                     self._send(503, {"error": "not ready"})
                 elif len(ids) > CONTEXT:
@@ -101,17 +110,61 @@ def test_an_answer_that_the_server_refuses_fails_alone(server: Server) -> None:
         reward.close()
 
 
-def test_a_server_that_is_down_fails_and_may_come_back(server: Server) -> None:
+def test_a_run_that_does_not_answer_ends_the_attempt(server: Server) -> None:
+    """Its next attempt may have another address, which this attempt cannot know."""
     reward = built()
     try:
         reward.client._wait = lambda seconds: None
         server.down = True
-        [score] = reward.score([answer(1)])
-        assert score.failure.startswith("the reward model: ") and "status 503" in score.failure
+        with pytest.raises(client.ServerLost, match=r"reward model of run 12: .*status 503"):
+            reward.score([answer(1)])
         server.down = False
         assert reward.score([answer(1)])[0].value == 1.0
+        server.down = True
+        with pytest.raises(RunServerLost, match=r"reward model of run 12: .*status 503"):
+            reward.score([answer(1), answer(2)])
     finally:
         reward.close()
+
+
+def test_a_run_that_does_not_answer_the_first_request_is_no_error_of_the_user(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    server.down = True
+    with pytest.raises(client.ServerLost, match="status 503"):
+        built(lambda text: list(text.encode()))
+
+
+@pytest.mark.ranks
+def test_a_run_without_its_server_is_preempted_and_continues_when_it_serves(
+    server: Server, tmp_path: Path
+) -> None:
+    lines = [{"prompt": "ab"}, {"prompt": "de"}]
+    made = policy_spec(tmp_path, lines, rewards=[SPEC])
+    made["train"]["steps"] = 4
+    server.left = 2 + 4 * 2  # the check of the tokenizer, then 4 answers per step
+    [outcome] = run_policy(None, made, tmp_path / "run").outcomes
+    assert (outcome["class"], outcome["step"]) == ("preempted", 2), outcome
+    assert "the server was lost: " in outcome["reason"] and "run 12" in outcome["reason"]
+    folder = tmp_path / "run" / "checkpoints"
+    assert [each.name for each in complete_checkpoints(folder)] == ["step-00000002"]
+    events = (tmp_path / "run" / "rank-0" / "events.jsonl").read_text()
+    assert '"server_lost"' in events
+    server.down, server.left = False, None
+    again = run_policy(None, made, tmp_path / "run")
+    assert (again.outcomes[0]["class"], again.outcomes[0]["step"]) == ("ok", 4)
+
+
+@pytest.mark.ranks
+def test_rollout_ranks_without_a_server_end_the_attempt_as_preempted(
+    server: Server, tmp_path: Path
+) -> None:
+    rollout = {"max_new_tokens": 4, "sync": "separate", "devices": 2}
+    made = policy_spec(tmp_path, [{"prompt": "ab"}], rewards=[SPEC], rollout=rollout)
+    server.left = 2 * 2 + 4
+    outcomes = run_separate(made, tmp_path / "run")
+    assert {(each.exit_class, each.step) for each in outcomes} == {("preempted", 1)}, outcomes
 
 
 def test_another_tokenizer_is_refused(server: Server) -> None:

@@ -6,6 +6,7 @@ Does not depend on how answers are sampled or scored.
 from __future__ import annotations
 
 import contextlib
+import traceback
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -31,7 +32,7 @@ from workers.posttraining.reinforcement.separate_rollouts.source import Separate
 from workers.posttraining.reinforcement.separate_rollouts.weight_link import WeightLink
 from workers.posttraining.reinforcement.value.model import ValueModel
 from workers.runtime.environment import Environment
-from workers.runtime.exit_codes import Outcome
+from workers.runtime.exit_codes import Outcome, RunServerLost
 from workers.training.data.pretrained_tokenizer import check_inherited, copy_tokenizer
 from workers.training.data.prompts import Prompts as SamplePrompts
 from workers.training.data.rows import RowSource
@@ -153,6 +154,23 @@ class PolicyAttempt(Attempt):
             timeout_s=self.environment.timeout_s,
         )
         return SeparateSource(context, maker, exchange, link, stored=stored)
+
+    def report_failure(self, error: BaseException) -> Outcome:
+        """As of every attempt; without a reward's server the finished steps are saved.
+
+        All ranks are here then, before their next step.
+        """
+        outcome = super().report_failure(error)
+        if not isinstance(error, RunServerLost):
+            return outcome
+        if self.recorder is not None and self.environment.rank == 0:
+            self.recorder.event("server_lost", message=str(error))
+        if self.loop is not None:
+            try:
+                self.loop.save_last_step()
+            except Exception:  # an earlier checkpoint is used
+                traceback.print_exc()
+        return outcome
 
     def leave(self, outcome: Outcome) -> None:
         """Let rollout ranks leave with this rank; torchrun ends all when the first one fails."""

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from workers.runtime.exit_codes import UserError
+from workers.runtime.exit_codes import RunServerLost, UserError
 from workers.training.parallel.mesh import World
 
 T = TypeVar("T")
+_SHARED = (UserError, RunServerLost, OSError)  # an error is of the first class that it has
 
 
 def broadcast_decision(world: World, decide: Callable[[], T], *, leads: bool) -> T:
@@ -36,19 +37,18 @@ def run_on_leaders(world: World, act: Callable[[], object], *, leads: bool) -> N
     _value_or_raise((None, error))
 
 
-def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
-    """The value, or whether the error is the user's and its message."""
+def _try(act: Callable[[], T]) -> tuple[T | None, tuple[int, str] | None]:
+    """The value, or the error's place in `_SHARED` and its message."""
     try:
         return act(), None
-    except UserError as error:
-        return None, (True, str(error))
-    except OSError as error:
-        return None, (False, str(error))
+    except _SHARED as error:
+        kind = next(i for i, each in enumerate(_SHARED) if isinstance(error, each))
+        return None, (kind, str(error))
 
 
 def _value_or_raise(result: Any) -> Any:
     value, error = result
     if error is not None:
-        is_user_error, message = error
-        raise UserError(message) if is_user_error else OSError(message)
+        kind, message = error
+        raise _SHARED[kind](message)
     return value

@@ -98,6 +98,7 @@ class Loop:
         self.tokens = self.sample = 0
         self.base: BaseWeights | None = None  # of an adapter, once its weights are loaded
         self._has_state = False
+        self._saved = 0  # the step of the newest checkpoint
         self.progress.enter("starting")
 
     @property
@@ -112,6 +113,7 @@ class Loop:
         """
         self.progress.step, self.tokens, self.sample = start.step, start.tokens, start.samples
         self._has_state = start.folder is not None
+        self._saved = start.step
         self.checks.restore(start.loss_scale)
         steps, checkpoint = self.run.train.steps, self.run.train.checkpoint
         console.started(
@@ -166,6 +168,12 @@ class Loop:
         taken = compilation.taken
         if taken is not None and self.trace.reports:
             self.recorder.event("compiled", step=self.step, **taken)
+
+    def save_last_step(self) -> None:
+        """Save the last finished step unless it has a checkpoint, and wait for it. Collective."""
+        if self._saved != self.step:
+            self._save(wait=True)
+        self._finish_saving()
 
     def _finish_saving(self) -> None:
         """Wait for asynchronous checkpoints, as a phase of its own: its duration is unknown."""
@@ -354,6 +362,7 @@ class Loop:
         self.checkpointer.save(
             tensors, step=self.step, manifest=manifest, wait=wait, write_more=write_more
         )
+        self._saved = self.step
 
     def saved_weights(self) -> dict[str, Tensor]:
         """The weights of a checkpoint: all of them, or an adapter's alone."""

@@ -26,7 +26,7 @@ from workers.contracts.wire.samples import TRAINING_ROWS
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.runtime.environment import Environment
-from workers.runtime.exit_codes import Outcome, UserError, classify, write_exit
+from workers.runtime.exit_codes import Outcome, RunServerLost, UserError, classify, write_exit
 from workers.training.adapter_files import base_of
 from workers.training.checkpoint import load_training
 from workers.training.data.examples.run_examples import open_run_chat_format
@@ -156,8 +156,8 @@ class Attempt:
             f"error: rank {self.environment.rank}, {phase}, after step {step}: {outcome.reason}",
             file=sys.stderr,
         )
-        if outcome.exit_class not in ("user_error", "numerics") or not isinstance(
-            error, (UserError, ArithmeticError)
+        if outcome.exit_class not in ("user_error", "numerics", "preempted") or not isinstance(
+            error, (UserError, ArithmeticError, RunServerLost)
         ):
             traceback.print_exception(error)
         if outcome.exit_class == "numerics" and self.loop is not None:

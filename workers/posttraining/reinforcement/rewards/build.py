@@ -45,7 +45,7 @@ def build_rewards(
 ) -> list[Reward]:
     """Every reward of the spec; reward models are on `device` in `dtype` and have the tokenizer in
     `checkpoints`. A server has `judge_s` seconds for a batch; a served reward model must read a
-    text as the ids of `encode`. Raises UserError.
+    text as the ids of `encode`. Raises UserError, and OSError as `ServerReward.score`.
     """
     place: dict[str, Any] = {"device": device, "dtype": dtype, "checkpoints": checkpoints}
     built: list[Reward] = []
@@ -67,9 +67,11 @@ def build_rewards(
                 built.append(FunctionReward(spec, name))
             else:
                 raise UserError(f"{name}: this engine has no reward {spec.kind}")
-    except UserError as error:
+    except (UserError, OSError) as error:
         for each in built:
             each.close()
+        if not isinstance(error, UserError):
+            raise
         raise UserError(f"train.{policy_field(options)}.rewards: {error}") from None
     return built
 

@@ -23,11 +23,11 @@ _STOP, _ERROR = "stop", "error"
 
 
 class RolloutRankError(RuntimeError):
-    """A rollout rank failed; `is_user_error` says whose fault it is."""
+    """A rollout rank failed with an exit class of `CODES`."""
 
-    def __init__(self, message: str, *, is_user_error: bool) -> None:
+    def __init__(self, message: str, *, exit_class: str) -> None:
         super().__init__(message)
-        self.is_user_error = is_user_error
+        self.exit_class = exit_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +147,15 @@ class Exchange:
         exit_class, step, reason = self._store.get(_STOP).decode().split("\n", 2)
         return exit_class, reason, int(step)
 
-    def fail(self, message: str, *, is_user_error: bool) -> None:
+    def fail(self, message: str, *, exit_class: str) -> None:
         """Rollout rank: it cannot continue."""
-        self._store.set(_ERROR, f"{int(is_user_error)}{message}")
+        self._store.set(_ERROR, f"{exit_class}\n{message}")
 
     def raise_error(self) -> None:
         """Raises RolloutRankError if a rollout rank failed."""
         if self._store.check([_ERROR]):
-            text = self._store.get(_ERROR).decode()
-            raise RolloutRankError(text[1:], is_user_error=text[0] == "1")
+            exit_class, message = self._store.get(_ERROR).decode().split("\n", 1)
+            raise RolloutRankError(message, exit_class=exit_class)
 
     def leave(self, ranks: int, limit_s: float = 10.0) -> None:
         """Wait until all `ranks` leave: torchrun ends the others when the first one exits."""

@@ -37,7 +37,7 @@ from workers.posttraining.reinforcement.separate_rollouts.exchange import POLL_S
 from workers.posttraining.reinforcement.separate_rollouts.group_files import GroupFiles
 from workers.posttraining.reinforcement.separate_rollouts.weight_link import WeightLink
 from workers.runtime.environment import Environment
-from workers.runtime.exit_codes import Outcome, classify, write_exit
+from workers.runtime.exit_codes import Outcome, RunServerLost, classify, write_exit
 from workers.training.data.pretrained_tokenizer import copy_tokenizer
 from workers.training.numerics.precision import DTYPES
 from workers.training.parallel.mesh import pick_device
@@ -58,9 +58,9 @@ def run_rollout_rank(run: TrainingRun, environment: Environment, store: Store) -
     except BaseException as error:
         outcome = classify(error, max(0, rank.version))
         print(f"error: rank {environment.rank}, rollouts: {outcome.reason}", file=sys.stderr)
-        if outcome.exit_class != "user_error":
+        if outcome.exit_class not in ("user_error", "preempted"):
             traceback.print_exception(error)
-        exchange.fail(outcome.reason, is_user_error=outcome.exit_class == "user_error")
+        exchange.fail(outcome.reason, exit_class=outcome.exit_class)
     try:
         rank.close()
     except RecorderError as error:
@@ -90,6 +90,7 @@ class RolloutRank:
     _positions: dict[int, int] = field(default_factory=dict)  # by number in the engine
     _scoring: list[tuple[int, Future[list[Rollout]]]] = field(default_factory=list)
     _pruned: int = 0
+    _lost: bool = False  # a reward's server; rank 0 decides when all leave
 
     @property
     def version(self) -> int:
@@ -197,13 +198,23 @@ class RolloutRank:
             if state.oldest > self._pruned and self.environment.local_rank == self._leader:
                 self._pruned = state.oldest
                 self.files.prune(state.oldest)
+            if self._lost:
+                self._mark("rewards")
+                time.sleep(POLL_S)
+                continue
             self._take_prompts(state)
             if self.engine.busy:
                 self._mark("generation")
                 self._score(self.engine.step())
             else:
                 time.sleep(POLL_S)
-            self._post()
+            try:
+                self._post()
+            except RunServerLost as error:
+                self._lost = True
+                self.exchange.fail(str(error), exit_class="preempted")
+                for _, waiting in self._scoring:
+                    waiting.cancel()
 
     @property
     def _leader(self) -> int:

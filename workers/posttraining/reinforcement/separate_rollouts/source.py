@@ -18,10 +18,12 @@ from workers.posttraining.reinforcement.sampling.weight_copies import empty_deco
 from workers.posttraining.reinforcement.separate_rollouts.exchange import Exchange, RolloutRankError
 from workers.posttraining.reinforcement.separate_rollouts.group_files import parse_group
 from workers.posttraining.reinforcement.separate_rollouts.weight_link import WeightLink
-from workers.runtime.exit_codes import UserError
+from workers.runtime.exit_codes import RunServerLost, UserError
 from workers.training.loop.rank_sync import broadcast_decision
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import DTYPES
+
+_CLASSES = {"user_error": UserError, "preempted": RunServerLost}  # errors by exit class
 
 
 class SeparateSource:
@@ -167,8 +169,6 @@ class SeparateSource:
             try:
                 return act()
             except RolloutRankError as error:
-                if error.is_user_error:
-                    raise UserError(str(error)) from None
-                raise OSError(str(error)) from None
+                raise _CLASSES.get(error.exit_class, OSError)(str(error)) from None
 
         return acting

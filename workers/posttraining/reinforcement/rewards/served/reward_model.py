@@ -33,7 +33,7 @@ class ServedModelReward(ServerReward):
         encode: Callable[[str], list[int]] | None,
     ) -> None:
         """`encode` is the policy's tokenizer. Raises UserError for a server of another tokenizer,
-        and one that gives no score.
+        and ServerLost or RunServerLost for one that gives no score.
         """
         assert spec.server is not None
         super().__init__(spec.server, name, spec.weight, limit_s=limit_s)
@@ -54,7 +54,7 @@ class ServedModelReward(ServerReward):
         try:
             by_text, by_ids = self.client.pooled(_PROBE), self.client.pooled(ids)
         except ServerLost as error:
-            raise UserError(f"{self.name}: {error}. Try again when it serves.") from None
+            raise self.lost(error) from None
         except UserError as error:
             if "outside" not in str(error) and "vocab" not in str(error):
                 raise

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.posttraining.produce.client import ChatClient, ServerLost
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
+from workers.runtime.exit_codes import RunServerLost
 
 _REQUESTS = 8  # at a time
 
@@ -35,17 +36,19 @@ class ServerReward(Reward):
     def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """A server that is down, answers nonsense or is too slow for the batch is a failure: the
         other ranks wait for this one only so long.
+
+        A serve run that does not answer may have a new address, which only a new attempt gets:
+        raises RunServerLost, or ServerLost if it has never answered.
         """
         self.client.lost = ""  # it may be back since the last iteration
         pending = [self._pool.submit(self._score, each) for each in answers]
-        wait(pending, timeout=self.limit_s)
+        done, waiting = wait(pending, timeout=self.limit_s)
         late = f"{self.called} did not score {len(answers)} answers within {self.limit_s:g} s"
-        scores = [each.result() if each.done() else Score(failure=late) for each in pending]
-        if not all(each.done() for each in pending):
+        if waiting:
             self.client.lost = late  # ends tries in other threads
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = ThreadPoolExecutor(_REQUESTS)
-        return scores
+        return [each.result() if each in done else Score(failure=late) for each in pending]
 
     def close(self) -> None:
         """Close connections."""
@@ -56,4 +59,11 @@ class ServerReward(Reward):
         try:
             return self.score_one(answer)
         except ServerLost as error:
+            if self.client.server.run is not None:
+                raise self.lost(error) from None
             return Score(failure=f"{self.called}: {error}")
+
+    def lost(self, error: ServerLost) -> ServerLost | RunServerLost:
+        """The error that ends an attempt without its serve run."""
+        message = f"{self.name}: {self.called} of run {self.client.server.run}: {error}"
+        return RunServerLost(message) if self.client.answered else ServerLost(message)

@@ -72,7 +72,11 @@ class LatePoints:
             left = [one for one in _left(engine, home) if one["node"] not in self._tried]
             if left:
                 self._tried |= dict.fromkeys((one["node"] for one in left), now)
-                self._processes[engine.pk] = _start(home, left), now
+                try:
+                    self._processes[engine.pk] = _start(home, left), now
+                except OSError as error:  # its user may not execute this Python
+                    log.warning("Nothing is sent from %s: %s", home.path, error)
+                    continue
                 return  # other homes come next time
 
     def close(self) -> None:

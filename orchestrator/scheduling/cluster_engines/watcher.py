@@ -93,11 +93,21 @@ class Watcher:
             try:
                 settings = kinds.settings_of(row)
                 sync(row, contact.connect(row), drained=self._drained)
-                self._late.poll(row)
             except EngineUnavailable as error:  # it has no usable login
                 contact.failed(row, str(error))
             except (ValueError, OSError) as error:  # settings of another release, no CA file
                 contact.failed(row, f"Its settings cannot be read: {error}")
                 self._due[row.pk] = time.monotonic() + 60.0
                 continue
+            else:
+                self._send_late(row)
             self._due[row.pk] = time.monotonic() + settings.poll_s
+
+    def _send_late(self, row: EngineRow) -> None:
+        """A failure here says nothing about the engine. Raises errors of the database."""
+        try:
+            self._late.poll(row)
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:
+            log.exception("What supervisors of %s left cannot be sent", row.name)

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import subprocess
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from orchestrator.fleet.models import Engine
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.cluster_engines import late_points
+from orchestrator.scheduling.cluster_engines import watcher as watcher_module
 from orchestrator.scheduling.cluster_engines.late_points import LatePoints
+from orchestrator.scheduling.cluster_engines.watcher import Watcher
 from orchestrator.scheduling.models import EngineJob
 from tests import factories
 from workers.contracts.wire.cluster_engines.jobs import IDENTITIES, LATE_PROGRAM, member_name
@@ -163,3 +166,29 @@ def test_a_home_of_a_user_is_read_as_that_user(
     assert [one["node"] for one in task["left"]] == [name]
     assert (options["user"], options["group"], options["extra_groups"]) == (4242, 4343, [4343])
     assert "DATABASE_URL" not in options["env"] and "ORRERY_SECRET_KEY" not in options["env"]
+
+
+def test_a_program_that_cannot_start_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for a user who may not execute the control plane's Python."""
+
+    def refuse(*_: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "/root/venv/bin/python")
+
+    monkeypatch.setattr(late_points, "_popen", refuse)
+    engine, owner = add("hpc", home=str(tmp_path)), factories.user("ada", role="submitter")
+    identity(tmp_path, engine, ended_job(engine, owner))
+    LatePoints().poll(engine)
+    assert f"Nothing is sent from {tmp_path}" in caplog.text and "/root/venv" in caplog.text
+
+
+def test_a_failure_to_send_leaves_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = add("hpc")
+    watcher = Watcher(lambda: True)
+    monkeypatch.setattr(watcher_module, "sync", lambda *_, **options: True)
+    monkeypatch.setattr(watcher._late, "poll", lambda row: 1 / 0)
+    watcher._pass()
+    engine.refresh_from_db()
+    assert not engine.status.get("down")
+    assert watcher._due[engine.pk] < time.monotonic() + 10

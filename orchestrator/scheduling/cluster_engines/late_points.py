@@ -7,6 +7,7 @@ they are, because it waits for the broker. Does not read the files of a run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S: Final = 15.0
 _SETTLED: Final = timedelta(seconds=10)  # a supervisor removes its file shortly after its report
+_FILES: Final = 10_000  # of a home per poll: users may write there
 _AGAIN_S: Final = 600.0  # after a failure; the next job may be faster
 _popen = subprocess.Popen
 
@@ -123,11 +125,12 @@ def _expanded(text: str, user_home: str) -> Path:
 def _left(engine: Engine, home: Home) -> list[dict[str, str]]:
     """Supervisors of ended jobs whose identity is still in the home: they reported no exit."""
     try:
-        files = os.listdir(home.path / IDENTITIES)
+        with os.scandir(home.path / IDENTITIES) as entries:
+            files = [entry.name for entry in itertools.islice(entries, _FILES)]
     except OSError:
         return []
-    names = [file.removesuffix(".json") for file in files if file.endswith(".json")]
-    names = [name for name in names if is_member_name(name) and name.startswith(f"{engine.name}.")]
+    names = {file.removesuffix(".json") for file in files if file.endswith(".json")}
+    names = {name for name in names if is_member_name(name) and name.startswith(f"{engine.name}.")}
     if not names:
         return []
     now = clock.now()

@@ -125,7 +125,9 @@ def test_supervisors_of_ended_jobs_that_did_not_report_are_sent_for_once(
     assert not started.tasks, "there is no such folder"
     name = identity(tmp_path, engine, killed)
     identity(tmp_path, engine, living)
-    (tmp_path / IDENTITIES / "other.job1.0.json").write_text("{}")
+    numbers = "other.job1.0", f"hpc.job{10**24 - 1}.0", "hpc.job\u0661.0"
+    for other in numbers:  # what a user may write there
+        (tmp_path / IDENTITIES / f"{other}.json").write_text("{}")
     late.poll(engine)
     folder = f"runs/{killed.run_id}/attempt-1/node-0"
     assert started.tasks == [{"home": str(tmp_path), "left": [{"node": name, "run_dir": folder}]}]

@@ -19,7 +19,7 @@ from workers.contracts.wire.node_messages import NodeName
 IDENTITIES: Final = "engine"  # folder of a home, with a file per supervisor until its exit report
 LATE_PROGRAM: Final = "workers.launcher.cluster_engines.late"
 LATE_TOTAL_S: Final = 300.0  # how long that program tries to send
-_MEMBER: Final = re.compile(r"\.job\d+\.\d+$")
+_MEMBER: Final = re.compile(r"\.job\d{1,18}\.\d+$", re.A)  # a number that databases store
 
 
 def member_name(engine: str, attempt_id: int, node_rank: int) -> str:

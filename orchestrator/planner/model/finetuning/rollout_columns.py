@@ -33,7 +33,8 @@ declare_inputs("tokens", "train.grpo.rollout", "rollout_new_tokens")
 @dataclass(frozen=True, slots=True)
 class Rollouts:
     """An iteration: `group` answers of at most `new_tokens` to each of `prompts`, then `updates`
-    from `minibatches` parts of them. `reward_models` are stored on each device.
+    from `minibatches` parts of them. `reward_models` are those of which each
+    device has a copy: served ones are not among them.
     """
 
     prompts: int
@@ -96,5 +97,5 @@ def _of_policy(options: PolicyBody) -> Rollouts:
         new_tokens=options.rollout.max_new_tokens,
         updates=options.updates_per_step,
         minibatches=options.minibatches,
-        reward_models=sum(each.kind == "model" for each in options.rewards),
+        reward_models=sum(each.kind == "model" and each.run is None for each in options.rewards),
     )

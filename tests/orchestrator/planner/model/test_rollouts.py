@@ -56,6 +56,10 @@ def test_the_sampler_is_a_full_copy_on_each_device() -> None:
     assert scored["memory"]["rollout_bytes"] == pytest.approx(
         sampled["memory"]["rollout_bytes"] + weights
     )
+    assert any("Reward models" in note for note in scored["notes"])
+    served = estimate({**GRPO, "rewards": [{"kind": "model", "run": 12}]})
+    assert served["memory"] == sampled["memory"]
+    assert not any("Reward models" in note for note in served["notes"])
 
 
 def test_the_cache_has_the_blocks_that_the_engine_requests() -> None:

@@ -83,7 +83,6 @@ def refresh(row: EngineRow, engine: ClusterEngine, *, force: bool = False) -> No
         row,
         ok=not missing,
         message=message,
-        problem=engine.problem,
         version=capacity.version,
         partitions=[asdict(one) for one in capacity.partitions],
     )

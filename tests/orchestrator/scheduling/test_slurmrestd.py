@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from django.core.management import call_command
 
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.cluster_engines.settings import Credentials, SlurmSettings
@@ -15,6 +17,7 @@ from orchestrator.fleet.models import Engine
 from orchestrator.scheduling.cluster_engines import contact
 from orchestrator.scheduling.cluster_engines.interface import Capacity
 from orchestrator.scheduling.cluster_engines.slurm import rest
+from orchestrator.scheduling.cluster_engines.slurm.commands import Commands
 from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
 from orchestrator.scheduling.cluster_engines.slurm.rest import RestFailed, SlurmRest
 from orchestrator.scheduling.cluster_engines.sync import sync
@@ -148,6 +151,7 @@ def test_the_engine_shows_the_problem_until_slurmrestd_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = {"rest": "https://slurm", "rest_user": "ada"}
+    monkeypatch.setattr(contact, "_read_at", {})
     row = engines.engine_add(
         by=None, name="hpc", settings=settings, credentials={"rest_token": f"SLURM_JWT={TOKEN}"}
     )
@@ -165,6 +169,30 @@ def test_the_engine_shows_the_problem_until_slurmrestd_answers(
         shown = engines.serialize_engine(Engine.objects.get(pk=row.pk))
         assert shown["ok"] and shown["problem"].startswith(problem)
         assert bool(shown["problem"]) is bool(problem)
+    contact.disconnect(row.pk)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("broker")
+def test_the_command_that_checks_shows_the_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = engines.engine_add(by=None, name="hpc", settings={"rest": f"unix:{tmp_path}/none"})
+    monkeypatch.setattr(contact, "_read_at", {})
+    row.status = {"problem": "an old one"}
+    row.save()
+    monkeypatch.setattr(Slurm, "capacity", lambda self: Capacity("22.05.8"))
+    monkeypatch.setattr(Commands, "run", lambda self, *words, **more: "")
+    call_command("engine", "check", "hpc")
+    shown = json.loads(capsys.readouterr().out)
+    assert "Jobs are read by squeue, because slurmrestd at unix:" in shown["problem"]
+    assert shown["ok"]
+    port = contact.connect(row)
+    assert isinstance(port, Slurm)
+    port._rest = None
+    contact.refresh(row, port, force=True)
+    row.refresh_from_db()
+    assert row.status["problem"], "another process has not read jobs yet"
     contact.disconnect(row.pk)
 
 

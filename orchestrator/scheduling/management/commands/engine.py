@@ -102,7 +102,10 @@ def _act(options: dict[str, Any]) -> Any:
         engines.engine_remove(engine=row, by=None)
         return {"removed": options["name"]}
     elif action == "check":
-        contact.refresh(row, contact.connect(row), force=True)
+        engine = contact.connect(row)
+        engine.watch()  # as the scheduler does: only then is a problem of slurmrestd known
+        contact.answered(row, engine)
+        contact.refresh(row, engine, force=True)
     return engines.serialize_engine(row)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,7 +31,7 @@ class Server:
     """A reward model whose score is the mean of the token ids; texts are read as bytes."""
 
     def __init__(self) -> None:
-        self.down = False
+        self.down, self.slow_s = False, 0.0
         self.left: int | None = None  # requests until it is down
         self.requests: list[Any] = []
         outer, lock = self, threading.Lock()
@@ -46,6 +47,14 @@ class Server:
                         outer.down, outer.left = outer.left == 0, max(0, outer.left - 1)
                 if outer.down:
                     self._send(503, {"error": "not ready"})
+                elif outer.slow_s:
+                    time.sleep(outer.slow_s)
+                    self._send(503, {})
+                elif unknown := [each for each in ids if each > 255]:  # as Orrery's server
+                    refusal = (
+                        f"the prompt has the token id {unknown[0]}; the model's ids are 0 to 255"
+                    )
+                    self._send(400, {"error": refusal})
                 elif len(ids) > CONTEXT:
                     self._send(400, {"error": f"input has {len(ids)} tokens"})
                 else:
@@ -170,6 +179,16 @@ def test_rollout_ranks_without_a_server_end_the_attempt_as_preempted(
 def test_another_tokenizer_is_refused(server: Server) -> None:
     with pytest.raises(UserError, match=r"run 12 has another tokenizer than the policy"):
         built(lambda text: [byte + 1 for byte in text.encode()])
+    with pytest.raises(UserError, match=r"run 12 has another tokenizer than the policy"):
+        built(lambda text: [byte + 300 for byte in text.encode()])
+
+
+def test_the_check_of_the_tokenizer_has_a_time_limit(server: Server) -> None:
+    """The other ranks wait for it in a collective operation."""
+    server.slow_s = 1.0
+    options = GrpoBody.from_dict({"rewards": [SPEC]})
+    with pytest.raises(client.ServerLost, match=r"did not score a short text within 0\.1 s"):
+        build_rewards(options, judge_s=0.1, encode=lambda text: list(text.encode()))
 
 
 def test_a_run_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from workers.contracts.specs.finetuning.rewards import ModelReward
 from workers.posttraining.produce.client import ServerLost
@@ -17,6 +18,8 @@ from workers.runtime.exit_codes import UserError
 # words, digits, punctuation and a character of 2 bytes; short, as contexts of bytes may be
 _PROBE = "Add 8.5 to é!"
 _TOLERANCE = 1e-2  # of scores in 16 bits
+# how Orrery's server and vLLM refuse ids that the model does not have
+_UNKNOWN_IDS = ("the model's ids are 0 to", "outside", "vocab")
 
 
 class ServedModelReward(ServerReward):
@@ -51,14 +54,18 @@ class ServedModelReward(ServerReward):
 
     def _check_tokenizer(self, spec: ModelReward, ids: list[int]) -> None:
         """A text has the score of its ids only if the server reads it as the same ids."""
+        late = f"it did not score a short text within {self.limit_s:g} s"
+        acts = [partial(self.client.pooled, each) for each in (_PROBE, ids)]
         try:
-            by_text, by_ids = self.client.pooled(_PROBE), self.client.pooled(ids)
+            by_text, by_ids = self.in_time(acts, late)
         except ServerLost as error:
             raise self.lost(error) from None
         except UserError as error:
-            if "outside" not in str(error) and "vocab" not in str(error):
+            if not any(words in str(error) for words in _UNKNOWN_IDS):
                 raise
             by_text, by_ids = 0.0, math.inf
+        if by_text is None or by_ids is None:
+            raise self.lost(ServerLost(late))
         if not math.isclose(by_text, by_ids, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
             raise UserError(
                 f"{self.name}: the reward model of run {spec.run} has another tokenizer than the "

@@ -6,8 +6,10 @@ Does not depend on what is requested.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import TypeVar
 
 from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.posttraining.produce.client import ChatClient, ServerLost
@@ -15,6 +17,7 @@ from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Rew
 from workers.runtime.exit_codes import RunServerLost
 
 _REQUESTS = 8  # at a time
+T = TypeVar("T")
 
 
 class ServerReward(Reward):
@@ -40,15 +43,22 @@ class ServerReward(Reward):
         A serve run that does not answer may have a new address, which only a new attempt gets:
         raises RunServerLost, or ServerLost if it has never answered.
         """
-        self.client.lost = ""  # it may be back since the last iteration
-        pending = [self._pool.submit(self._score, each) for each in answers]
-        done, waiting = wait(pending, timeout=self.limit_s)
         late = f"{self.called} did not score {len(answers)} answers within {self.limit_s:g} s"
+        scores = self.in_time([partial(self._score, each) for each in answers], late)
+        return [each or Score(failure=late) for each in scores]
+
+    def in_time(self, acts: Sequence[Callable[[], T]], late: str) -> list[T | None]:
+        """The results of `acts`, and None for those that take longer than `limit_s`, whose requests
+        end with the reason `late`. Raises the first act's error.
+        """
+        self.client.lost = ""  # it may be back since the last iteration
+        pending = [self._pool.submit(each) for each in acts]
+        done, waiting = wait(pending, timeout=self.limit_s)
         if waiting:
             self.client.lost = late  # ends tries in other threads
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = ThreadPoolExecutor(_REQUESTS)
-        return [each.result() if each in done else Score(failure=late) for each in pending]
+        return [each.result() if each in done else None for each in pending]
 
     def close(self) -> None:
         """Close connections."""

@@ -67,11 +67,13 @@ def _line(row: Row) -> str:
         str(row.runs),
         row.peer,
         goal,
-        f"{row.reached:{digits}}{_unit(row)}{detail}",
+        f"{row.reached:{digits}}{_unit(row, row.reached)}{detail}",
         passed,
     )
     return f"| {' | '.join(cells)} |\n"
 
 
-def _unit(row: Row) -> str:
+def _unit(row: Row, value: float = 0.0) -> str:
+    if row.unit == "runs" and value == 1:
+        return " run"
     return "%" if row.unit == "%" else f" {row.unit}" if row.unit else ""

@@ -173,7 +173,11 @@ def test_predicted_and_measured_mfu_have_one_peak(run: Run) -> None:
     assert ratios["tokens_per_s"] == pytest.approx(ratios["mfu"]) == pytest.approx(0.92)
 
 
-@pytest.mark.parametrize("tflops", [10**400, float("inf"), float("nan"), True, "9", -1, 1e7, None])
+@pytest.mark.parametrize(
+    "tflops",
+    [10**400, float("inf"), float("nan"), True, "9", -1, 1e7, None],
+    ids=lambda value: repr(value)[:8],
+)
 def test_an_invalid_peak_changes_no_prediction(run: Run, tflops: Any) -> None:
     first = dict(run.prediction)
     data = {"tflops": tflops, "precision": "fp32"}

@@ -200,7 +200,7 @@ def test_pages(lab: Team, owner: User, teammate: User, admin: User, live_redis: 
     assert left["Location"] == "/account/teams/"
     assert boss.post(f"{address}delete/")["Location"] == "/account/teams/"
     empty = factories.client_for(factories.user("alone")).get("/account/teams/").content.decode()
-    assert "No team yet" in empty
+    assert "No teams yet" in empty
 
 
 def test_many_teams_need_few_queries(

@@ -266,13 +266,31 @@ def moe_launches(experts: Column) -> Column:
 
 
 @term(
+    "tokens",
+    "rank_tokens, on a CPU without tp, pp and compile x trained_share",
+    "a CPU computes logits of tokens with loss alone",
+)
+def head_tokens(
+    rank_tokens: Column,
+    trained_share: Column,
+    is_cpu: Column,
+    tp: Column,
+    pp: Column,
+    compiled: Column,
+) -> Column:
+    """Tokens of a micro-batch whose logits are computed, on one device."""
+    selects = (is_cpu == 1) & (tp == 1) & (pp == 1) & (compiled == 0)
+    return np.asarray(rank_tokens * np.where(selects, trained_share, 1.0))
+
+
+@term(
     "s",
-    "products of the head: 2 (1 + head_backward) x rank_tokens x hidden x head_rows / rate",
+    "products of the head: 2 (1 + head_backward) x head_tokens x hidden x head_rows / rate",
     "tensor cores need rows of 8 numbers: an odd vocabulary on one rank is slower by "
     "unaligned_head",
 )
 def head_products_s(
-    rank_tokens: Column,
+    head_tokens: Column,
     hidden: Column,
     head_rows: Column,
     wide_peak_flops: Column,
@@ -287,7 +305,7 @@ def head_products_s(
     work = (
         2
         * (1 + head_backward)
-        * rank_tokens
+        * head_tokens
         * hidden
         * head_rows
         / (wide_peak_flops * head_efficiency)
@@ -297,11 +315,11 @@ def head_products_s(
 
 @term(
     "s",
-    "logits' traffic of the loss: rank_tokens x head_rows x bytes x head_traffic / memory_rate; "
+    "logits' traffic of the loss: head_tokens x head_rows x bytes x head_traffic / memory_rate; "
     "10 bytes per logit if fused or without stored logits, else 24 (fp32 copies)",
 )
 def loss_s(
-    rank_tokens: Column,
+    head_tokens: Column,
     head_rows: Column,
     fused_cross_entropy: Column,
     loss_without_logits: Column,
@@ -310,7 +328,7 @@ def loss_s(
 ) -> Column:
     """Seconds of the loss, both passes."""
     fused = np.maximum(fused_cross_entropy, loss_without_logits)
-    return np.asarray(rank_tokens * head_rows * (24 - 14 * fused) * head_traffic / memory_rate)
+    return np.asarray(head_tokens * head_rows * (24 - 14 * fused) * head_traffic / memory_rate)
 
 
 @term("s", "head_products_s + loss_s, both passes")

@@ -197,3 +197,12 @@ def test_mfu_counts_the_head_for_positions_with_logits(
     assert few["model_flops"] == few["executed_flops"] == pytest.approx(own * few["step_tokens"])
     split = table(model, train, trained_share=0.25, columns=names, tp=3)
     assert split["model_flops"] == few["model_flops_per_token"] * few["step_tokens"]
+    # and so does the predicted time
+    names = ("head_products_s", "loss_s", "step_time_s")
+    few = table(model, train, trained_share=0.25, columns=names)
+    all_positions = table(model, train, columns=names)
+    for name in names[:2]:
+        assert few[name] == pytest.approx(0.25 * all_positions[name])
+    assert few["step_time_s"] < all_positions["step_time_s"]
+    split = table(model, train, columns=names, tp=3)
+    assert table(model, train, trained_share=0.25, columns=names, tp=3) == split

@@ -87,7 +87,8 @@ class SlurmSettings(Contract):
 
     `home` is shared by all nodes; runs and checkpoints are in it. `identity`: jobs of all users run
     as the control plane's user, or as the Unix user with the submitter's name (`--uid`, root only).
-    `rest`: where slurmrestd reports jobs (commands do if it fails); `rest_user`: whose token it is.
+    `rest`: where slurmrestd reports jobs (commands do if it fails); `rest_user`: whose token it is;
+    `rest_ca`: a file on the control plane with the authority of slurmrestd's certificate.
     """
 
     home: Annotated[str, AfterValidator(absolute_path)] = "$HOME/orrery"
@@ -99,6 +100,7 @@ class SlurmSettings(Contract):
     config: Annotated[str, AfterValidator(absolute_path)] | None = None
     rest: Annotated[str, Field(max_length=500), AfterValidator(_rest_url)] | None = None
     rest_user: Annotated[str, Field(pattern=_WORD, max_length=80)] | None = None
+    rest_ca: Annotated[str, Field(max_length=500), AfterValidator(absolute_path)] | None = None
     poll_s: Annotated[float, Field(ge=0.5, le=60)] = 3.0
     timeout_s: Annotated[float, Field(ge=1, le=120)] = 15.0
     stop_grace_s: Annotated[float, Field(ge=1, le=3600)] = 20.0

@@ -52,11 +52,7 @@ def server(answers: Mapping[str, Any], sent: list[httpx.Request] | None = None) 
         return httpx.Response(200, text=json.dumps(answer))
 
     made = SlurmRest("https://slurm", user="ada", token=TOKEN, timeout_s=1)
-    made._client = httpx.Client(
-        base_url="https://slurm",
-        transport=httpx.MockTransport(answer),
-        headers=made._client.headers,
-    )
+    made._client.transport = httpx.MockTransport(answer)
     return made
 
 

@@ -28,6 +28,7 @@ _SETTINGS = {
         "identity",
         "rest",
         "rest_user",
+        "rest_ca",
     ),
     "kubernetes": ("server", "namespace", "image", "image_pull_secret", "claim", "home"),
 }

@@ -41,6 +41,7 @@ class Slurm:
                 user=settings.rest_user,
                 token=token,
                 timeout_s=settings.timeout_s,
+                ca=settings.rest_ca,
             )
 
     @property

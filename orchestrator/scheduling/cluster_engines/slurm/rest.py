@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import httpx
-
 from orchestrator.scheduling.cluster_engines.interface import JobView
 from orchestrator.scheduling.cluster_engines.slurm import parse
+from orchestrator.scheduling.cluster_engines.slurm.rest_requests import LimitedClient, RequestFailed
 
 _OLDEST, _NEWEST = (0, 0, 36), (0, 0, 43)  # versions whose jobs `views` reads
 _RETRY_S: Final = 30.0
@@ -32,7 +31,16 @@ class RestFailed(RuntimeError):
 class SlurmRest:
     """One slurmrestd. `problem` says why it is not used; empty while it answers."""
 
-    def __init__(self, url: str, *, user: str | None, token: str | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        user: str | None,
+        token: str | None,
+        timeout_s: float,
+        ca: str | None = None,
+    ) -> None:
+        """`ca`: a file with the authority of the server's certificate; `timeout_s`: per answer."""
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._token = token
         headers = {"Accept": "application/json", "User-Agent": "orrery"}
@@ -43,12 +51,12 @@ class SlurmRest:
         self.url, self.problem = url, ""
         self._version: tuple[int, ...] | None = None
         self._retry_at = 0.0
-        self._client = httpx.Client(
-            base_url="http://localhost" if self._socket else url,
-            transport=httpx.HTTPTransport(uds=self._socket) if self._socket else None,
-            headers=headers,
-            timeout=timeout_s,
-            trust_env=False,
+        self._client = LimitedClient(
+            "http://localhost" if self._socket else url,
+            headers,
+            timeout_s,
+            socket_path=self._socket,
+            ca=ca,
         )
 
     def close(self) -> None:
@@ -108,28 +116,28 @@ class SlurmRest:
     def _get(self, path: str) -> dict[str, Any]:
         where = f"slurmrestd at {self.url}"
         try:
-            response = self._client.get(path)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RestFailed(f"{where} does not answer: {error or type(error).__name__}") from None
-        if response.status_code in (401, 403):
+            status, body = self._client.get(path)
+        except RequestFailed as error:
+            raise RestFailed(f"{where} does not answer: {error}") from None
+        if status in (401, 403):
             ended = _expired(self._token)
-            why = f"the token expired at {ended}" if ended else f"HTTP {response.status_code}"
+            why = f"the token expired at {ended}" if ended else f"HTTP {status}"
             raise RestFailed(f"{_refused(where)}: {why}. {_SET_LOGIN}")
-        if response.status_code == 404:
+        if status == 404:
             raise RestFailed(f"{where} has no {path}. Check `rest` of the engine.")
         try:
-            answer = response.json()
+            answer = json.loads(body)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise RestFailed(f"{where} answered HTTP {response.status_code} without JSON")
+            raise RestFailed(f"{where} answered HTTP {status} without JSON")
         errors = [one for one in answer.get("errors") or [] if isinstance(one, dict)]
         words = [_words(one) for one in errors]
         numbers = [one.get("error_number") for one in errors]
         if _UNKNOWN_JOB in numbers or any("unknown job" in text.lower() for text in words):
             return {"jobs": []}
-        if errors or response.is_error:
-            message = "; ".join(words)[:300] or f"HTTP {response.status_code}"
+        if errors or status >= 400:
+            message = "; ".join(words)[:300] or f"HTTP {status}"
             if ended := _expired(self._token):  # slurmctld's answer does not say so
                 raise RestFailed(f"{_refused(where)}: the token expired at {ended}. {_SET_LOGIN}")
             raise RestFailed(f"{where} answered: {message}")

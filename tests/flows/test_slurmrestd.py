@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,13 +139,13 @@ def test_a_token_needs_tls_or_this_machine(tmp_path: Path) -> None:
 def test_a_user_without_the_right_to_a_partition_is_refused_with_a_hint(
     cluster: SlurmCluster,
 ) -> None:
-    """By Slurm itself, which lets root use every partition: the job is one of user daemon."""
+    """By Slurm itself, which lets root use every partition: the job is one of another user."""
     settings = SlurmSettings(config=str(cluster.conf), identity="submitter", home="/tmp/orrery")
     order = Order(
         name="orrery-7-1-refused",
         run=7,
         attempt=1,
-        owner="daemon",
+        owner=pwd.getpwuid(65534).pw_name,  # a user without permission
         nodes=1,
         per_node=1,
         gpu=False,

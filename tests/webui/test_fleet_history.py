@@ -63,7 +63,7 @@ def record(people: factories.People, *, power: float | None, minutes: int = 20) 
 @pytest.mark.django_db
 def test_an_empty_fleet_has_designed_pages(owner: User) -> None:
     page = page_of(owner, "/fleet-over-time/")
-    assert "No readings of the last 24 hours." in page
+    assert "No readings in the last 24 hours." in page
     assert "No idle devices" in page and "No run used a device" in page
     factories.node("orion")
     page = page_of(owner, "/fleet/orion/?window=90d")
@@ -84,7 +84,7 @@ def test_the_fleet_page_shows_idle_devices_and_energy(people: factories.People) 
     assert "secret plan" not in stranger and "No run used a device" in stranger
     measure.measure_due(now=datetime.now(UTC), dry_run=False, renew=lambda: None)
     usage = page_of(people.teammate, "/account/usage/?by=person")
-    assert "it took 0.316 kWh, about 0.141 kg of CO2" in usage
+    assert "they used 0.316 kWh, about 0.141 kg of CO2" in usage
     source = re.search(r'id="fleet-source" type="application/json">(.*?)</script>', page)
     assert source is not None
     curves = json.loads(source[1])["curves"]

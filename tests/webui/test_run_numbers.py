@@ -110,14 +110,14 @@ def test_throughput_is_one_number_on_every_page(people: factories.People) -> Non
     assert re.search(r"Throughput, median</span>\s*<span[^>]*><span data-value>1,200<", page)
     assert re.search(r"MFU, median</span>\s*<span[^>]*><span data-value>24%<", page)
     assert page.count(" data-median") == 2, "the script does not replace them by newest values"
-    assert re.search(r'data-label="MFU">\s*24%', client.get("/runs/").content.decode())
+    assert re.search(r'data-label="MFU" data-refresh>\s*24%', client.get("/runs/").content.decode())
     faster = factories.run(people.owner, name="newest value higher, median lower")
     factories.running(faster, factories.node("n2"))
     points(faster, [ago(5).timestamp()] * 3, mfu=[0.1, 0.1, 0.9])
     telemetry.summaries_refresh(wait=False)
     ordered = client.get("/runs/?sort=-median(mfu)").content.decode()
     assert 'aria-sort="descending"' in ordered and "Median over all steps" in ordered
-    assert re.findall(r'data-label="MFU">\s*(\d+)%', ordered) == ["24", "10"]
+    assert re.findall(r'data-label="MFU" data-refresh>\s*(\d+)%', ordered) == ["24", "10"]
     assert client.get("/runs/?query=median(mfu) > 0.2").content.decode().count("data-run=") == 1
     others = [str(factories.run(people.owner).pk) for _ in range(21)]
     for ids in ([str(run.pk)], [str(run.pk), *others]):
@@ -136,7 +136,9 @@ def test_a_served_reward_model_has_one_speed(people: factories.People) -> None:
     page = client.get(f"/runs/{run.pk}/?tab=summary").content.decode()
     assert re.search(r"Scores, median</span>\s*<span[^>]*><span data-value>40<", page)
     row = compact(client.get("/runs/").content.decode())
-    assert 'data-label="Scores/s">40 scores/s<' in row and 'class="model has-kind"' in row
+    assert (
+        'data-label="Scores/s" data-refresh>40 scores/s<' in row and 'class="model has-kind"' in row
+    )
     assert 'name="priority"' not in page, "an ended run does not wait"
     waiting = factories.run(people.owner)
     assert 'name="priority"' in client.get(f"/runs/{waiting.pk}/").content.decode()

@@ -108,6 +108,7 @@ POST   v1/dashboards                                  runs
 GET    v1/dashboards/{int:id}                         read    see
 PATCH  v1/dashboards/{int:id}                         runs    manage
 DELETE v1/dashboards/{int:id}                         runs    manage
+POST   v1/dashboards/{int:id}/panels                  runs    manage
 POST   v1/panels/data                                 read
 POST   v1/panels/expand                               read
 POST   v1/panels/names                                read
@@ -300,6 +301,7 @@ experiment         GET   see
 experiment-edit    POST  manage
 dashboards         GET
 dashboard-new      POST  submitter
+dashboard-add      POST  submitter
 dashboard          GET   see
 dashboard-panel    GET   see
 dashboard-copy     POST  decide

@@ -79,6 +79,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "PATCH v1/calibrations/{int:id}": {"default": True},
     "POST v1/dashboards": {"name": "d"},
     "PATCH v1/dashboards/{int:id}": {"name": "d"},
+    "POST v1/dashboards/{int:id}/panels": {"id": "p", "kind": "markdown", "text": "t"},
     "POST v1/panels/data": {"panel": {"id": "p", "kind": "markdown"}},
     "POST v1/panels/expand": {"panel": {"id": "p", "kind": "markdown"}},
     "POST v1/tokens": {"name": "new"},

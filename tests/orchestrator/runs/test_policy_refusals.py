@@ -14,6 +14,7 @@ from workers.contracts import RunSpec
 from workers.contracts.specs.training_support import engine_problems
 
 pytestmark = pytest.mark.django_db
+PIPEDREAM = {"pp": 2, "schedule": "pipedream"}
 MOE = {
     "name": "routed",
     "layers": 2,
@@ -70,8 +71,7 @@ def test_without_them_the_run_is_accepted(owner: User, prompts: str) -> None:
             "false",
         ),
         ("ppo", {"model": MOE}, "model.moe", "grpo"),
-        ("ppo", {"plan": {"pp": 2}}, "plan.pp", "pp 1"),
-        ("grpo", {"plan": {"pp": 2}}, "plan.pp", "pp 1"),
+        ("grpo", {"plan": PIPEDREAM}, "plan.schedule", "1f1b"),
         ("grpo", {"train": {"eval": {"every_steps": 2}}}, "train.eval", "evaluate"),
         (
             "grpo",
@@ -89,14 +89,10 @@ def test_they_are_refused(
         services.run_submit(owner=owner, name="lacks", spec=spec(prompts, objective, **changes))
     [item] = [each for each in refused.value.errors if each["field"] == field]
     assert item["message"] and hint in item["hint"]
-    assert (
-        field
-        in {
-            each.field
-            for each in engine_problems(RunSpec.from_dict(spec(prompts, objective, **changes)))
-        }
-        or field == "plan.pp"
-    )
+    assert field in {
+        each.field
+        for each in engine_problems(RunSpec.from_dict(spec(prompts, objective, **changes)))
+    }
 
 
 def test_automatic_plans_of_ppo_avoid_them(owner: User, prompts: str) -> None:

@@ -254,7 +254,10 @@ def test_what_a_value_model_lacks_is_refused(prompts, plan, train, message):
     [
         ({"kl": {"coef": 0, "target": 0.1}}, "kl.target has no effect"),
         ({"kl": {"estimator": "k1_loss"}}, "the policy collapses"),
-        ({"rewards": None, "reward_model": {"package": "x"}}, "not a folder of weights"),
+        (
+            {"rewards": None, "reward_model": {"package": "x"}},
+            "neither a folder of weights nor a serve run",
+        ),
         ({"rewards": None}, "ppo.rewards"),
         ({"gae": {"lam": 1.5}}, "less than or equal to 1"),
         ({"group_size": 3, "prompts_per_step": 3}, "9 answers do not divide into 2 minibatches"),

@@ -14,6 +14,7 @@ from workers.models.decoder import Decoder
 from workers.models.weights.parameter_shapes import named_weights
 from workers.posttraining.reinforcement.sampling import sampler as module
 from workers.posttraining.reinforcement.sampling.sampler import Sampler
+from workers.training.parallel.mesh import World
 
 PROMPT = list(range(1, 18))  # longer than a block
 
@@ -25,7 +26,7 @@ def build(*, ranks: int = 1, nodes: int = 1):
     trained = Decoder(spec)
     for parameter in trained.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    world = SimpleNamespace(device=torch.device("cpu"), size=ranks * nodes)
+    world = World(0, ranks * nodes, torch.device("cpu"))
     train = SimpleNamespace(objective="grpo")
     run = SimpleNamespace(model=spec, plan=SimpleNamespace(precision="fp32"), train=train)
     parallel = SimpleNamespace(weights=lambda: named_weights(trained), parts=[trained])

@@ -58,7 +58,7 @@ def measure(count: int) -> None:
     record("heartbeats", what=name, value=share, unit="of a core", figure="<= 0.2", **more)
     before = cpu_s(server)
     reap()
-    name = f"a pass of the reaper over {count:,} attempts: CPU"
+    name = f"a pass of the periodic checks over {count:,} attempts: CPU"
     record("heartbeats", what=name, value=cpu_s(server) - before, unit="s", **more)
 
 

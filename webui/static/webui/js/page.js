@@ -49,12 +49,15 @@ for (const note of document.querySelectorAll("[data-passing]")) {
 /* ---- wide tables and rows of tiles scroll: by keyboard too ---- */
 
 const WRAPS = ".table-wrap:not([tabindex]), #tiles:not([tabindex])", resized = new ResizeObserver((entries) => {
-  for (const { target } of entries) if (target.scrollWidth > target.clientWidth) {
-    target.tabIndex = 0;
-    resized.unobserve(target);
+  for (const { target } of entries) {
+    const wrap = target.closest(WRAPS);
+    if (wrap && wrap.scrollWidth > wrap.clientWidth) wrap.tabIndex = 0;
   }
 });
-const watchTables = (root) => { for (const wrap of root.querySelectorAll?.(WRAPS) ?? []) resized.observe(wrap); };
+// the content may grow in a wrap of constant size
+const watchTables = (root) => {
+  for (const wrap of root.querySelectorAll?.(WRAPS) ?? []) for (const each of [wrap, ...wrap.children]) resized.observe(each);
+};
 watchTables(document);
 document.addEventListener("htmx:load", (event) => watchTables(event.target));
 

@@ -17,13 +17,13 @@ from orchestrator.accounts import teams
 from orchestrator.accounts.models import User
 from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional
-from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
+from orchestrator.common.errors import conflict, forbidden, invalid, invalid_document
 from orchestrator.planner.calibration.fit import fit
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from orchestrator.planner.plan_request import ParseOptions
 from orchestrator.planner.request_parsing import parse_line
-from workers.contracts.base import Problem, as_sentences, problem, validation_problems
+from workers.contracts.base import problem, validation_problems
 from workers.contracts.catalog.devices import DEVICES, Device
 
 MAX_MEASUREMENTS = 2000
@@ -134,7 +134,7 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
     try:
         device = Device.from_dict({"source": f"described by {by.username}", **entry})
     except ValidationError as error:
-        raise _invalid(validation_problems(error)) from None
+        raise invalid_document(validation_problems(error)) from None
     name = _validated_name(device.name)
     if name in DEVICES:
         raise invalid("name", f"{name!r} is already in the catalogue", f"Use {name}-own.")
@@ -173,7 +173,7 @@ def plan_save(
     accounts.require_role(by, Role.SUBMITTER, "save plans")
     parsed = parse_line(line, ParseOptions(devices or {}))
     if parsed.problems:
-        raise _invalid(parsed.problems)
+        raise invalid_document(parsed.problems)
     return SavedPlan.objects.create(
         owner=by, name=_validated_name(name, 160), line=dict(line), link=link[:2000]
     )
@@ -214,12 +214,8 @@ def _parse_measurements(
         if parsed.request is not None:
             pairs.append((parsed.request, parsed.measured))
     if problems:
-        raise _invalid(problems[:50])
+        raise invalid_document(problems[:50])
     return pairs
-
-
-def _invalid(problems: Sequence[Problem]) -> Refusal:
-    return Refusal("invalid", "The request is not valid", 422, as_sentences(problems), problems)
 
 
 def _create(row: Calibration) -> Calibration:

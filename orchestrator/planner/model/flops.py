@@ -69,21 +69,22 @@ def model_flops_per_token(
 
 
 @term(
-    "FLOP/token",
-    "head_flops x (1 - trained_share) on a CPU without tp, pp and compile, else 0",
+    "",
+    "trained_share on a CPU without tp, pp and compile, else 1",
     "a CPU computes logits of tokens with loss alone",
 )
-def omitted_head_flops_per_token(
-    head_flops: Column,
-    trained_share: Column,
-    is_cpu: Column,
-    tp: Column,
-    pp: Column,
-    compiled: Column,
+def head_share(
+    trained_share: Column, is_cpu: Column, tp: Column, pp: Column, compiled: Column
 ) -> Column:
-    """FLOPs of the head per token that positions without logits omit, on average."""
+    """Share of a step's tokens whose logits are computed."""
     selects = (is_cpu == 1) & (tp == 1) & (pp == 1) & (compiled == 0)
-    return np.asarray(np.where(selects, head_flops * (1 - trained_share), 0.0))
+    return np.asarray(np.where(selects, trained_share, 1.0))
+
+
+@term("FLOP/token", "head_flops x (1 - head_share)")
+def omitted_head_flops_per_token(head_flops: Column, head_share: Column) -> Column:
+    """FLOPs of the head per token that positions without logits omit, on average."""
+    return np.asarray(head_flops * (1 - head_share))
 
 
 @term("FLOP", "(model_flops_per_token - omitted_head_flops_per_token) x step_tokens")

@@ -265,22 +265,10 @@ def moe_launches(experts: Column) -> Column:
     return np.asarray(1 + 1.0 * (experts > 0))
 
 
-@term(
-    "tokens",
-    "rank_tokens, on a CPU without tp, pp and compile x trained_share",
-    "a CPU computes logits of tokens with loss alone",
-)
-def head_tokens(
-    rank_tokens: Column,
-    trained_share: Column,
-    is_cpu: Column,
-    tp: Column,
-    pp: Column,
-    compiled: Column,
-) -> Column:
+@term("tokens", "rank_tokens x head_share")
+def head_tokens(rank_tokens: Column, head_share: Column) -> Column:
     """Tokens of a micro-batch whose logits are computed, on one device."""
-    selects = (is_cpu == 1) & (tp == 1) & (pp == 1) & (compiled == 0)
-    return np.asarray(rank_tokens * np.where(selects, trained_share, 1.0))
+    return np.asarray(rank_tokens * head_share)
 
 
 @term(

@@ -62,6 +62,7 @@ class OrderConsumer:
         return self._thread is not None and self._thread.is_alive()
 
     def _consume(self) -> None:
+        self.app.set_current()  # of this thread: Celery runs the tasks of its current app
         worker = self.app.WorkController(
             hostname=f"orrery@{self._node}",
             pool="solo",

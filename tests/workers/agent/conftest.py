@@ -61,6 +61,8 @@ class Agent:
         environ = {**os.environ, "ORRERY_HEARTBEAT_S": "0.2"} | (
             {"ORRERY_JOIN": self.token} if join else {}
         )
+        # as on a node: with this variable, Celery makes the agent's app the default of all threads
+        environ.pop("DJANGO_SETTINGS_MODULE", None)
         command = [
             sys.executable,
             "-m",

@@ -142,7 +142,7 @@ class Run:
         self._sink, self._storage, self._pid = sink, sink, os.getpid()
         self._step, self._tokens, self._warned, self._failure = 0, 0, set[tuple[str, type]](), ""
         self._templates: dict[tuple[str, ...], str] = {}
-        self._ended, self._sampling = threading.Event(), threading.Lock()
+        self._ended, self._sampling = threading.Event(), threading.RLock()
         if isinstance(sink, _Spool):
             atexit.register(self._at_exit)
             self._hook, sys.excepthook = sys.excepthook, self._uncaught
@@ -301,8 +301,9 @@ class Run:
         sink = self._sink
         if sink is None or os.getpid() != self._pid:
             return True
-        self._sink = None
         self._ended.set()
+        with self._sampling:  # a sample that is being written arrives before the end
+            self._sink = None
         try:
             if isinstance(sink, _Spool):
                 atexit.unregister(self._at_exit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -185,3 +186,22 @@ def test_system_metrics_are_logged_at_the_current_step(server: Ingest) -> None:
             break
     assert run.finish(timeout_s=PATIENCE_S)
     assert any(p["step"] == 5 for p in named)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_sample_that_is_being_written_arrives_before_the_end(server: Ingest) -> None:
+    run = orrery_recorder.init(server.url, TOKEN, "system", system_s=0.01)
+    sink = run._sink
+    assert sink is not None
+    append, entered = sink.append, threading.Event()
+
+    def slowly(stream: str, fields: str) -> None:
+        if stream == "points":
+            entered.set()
+            time.sleep(0.5)
+        append(stream, fields)
+
+    sink.append = slowly  # type: ignore[method-assign]
+    assert entered.wait(PATIENCE_S)
+    assert run.finish(timeout_s=PATIENCE_S)
+    assert len(server.points(str(run.id))) == 1

@@ -219,6 +219,10 @@ class SlurmCluster:
         self.run("slurmctld")
         self.until(self._answers, "slurmctld answers")
 
+    def stop_controller(self) -> None:
+        """Stop it so that it remembers its jobs; one that is killed forgets the newest."""
+        self._end("slurmctld", signal.SIGTERM)
+
     def kill_controller(self) -> None:
         self._end("slurmctld", signal.SIGKILL)
 

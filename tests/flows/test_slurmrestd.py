@@ -121,7 +121,7 @@ def test_without_a_controller_nothing_is_concluded(
 ) -> None:
     port = engine(cluster, rest=cluster.start_rest())
     assert port.watch()
-    cluster.kill_controller()
+    cluster.stop_controller()
     try:
         with pytest.raises(EngineUnavailable):
             port.watch()

@@ -331,16 +331,15 @@ def clean_environ() -> dict[str, str]:
     }
 
 
-_taken: list[socket.socket] = []
+_taken: list[int] = []  # descriptors, which stay open until this process ends
 
 
 def free_port() -> int:
     """A port that no process gets before a server of this process listens on it, nor while that is
     started again.
 
-    It lies below the ports that the system gives out by itself; another process of tests is kept
-    off by a name that
-    this one holds.
+    It lies below the ports that the system gives out by itself. This process holds a name, which
+    keeps other processes of tests away from the port.
     """
     given_from = _first_given_port()
     ports = range(max(1024, given_from - 8000), given_from) or range(20_000, 28_000)
@@ -354,7 +353,7 @@ def free_port() -> int:
             except OSError:
                 holder.close()
                 continue
-        _taken.append(holder)
+        _taken.append(holder.detach())
         return port
     raise OSError(f"none of the ports {ports.start} to {ports.stop} is free")
 

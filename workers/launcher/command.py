@@ -34,6 +34,12 @@ OBJECTIVE_PROGRAMS = {
 }
 # measures the plans of an order that lists some
 TRIALS_PROGRAM = "workers.training.trials.main"
+# `-m torch.distributed.run` without garbage collection while it loads torch, whose 500,000 objects
+# stay: 1.5 instead of 2.3 CPU seconds
+TORCHRUN = (
+    "import gc, sys; gc.disable(); from torch.distributed.run import main; "
+    "gc.freeze(); gc.enable(); sys.exit(main())"
+)
 LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -140,8 +146,8 @@ def torchrun(
     ranks, _ = program(order, run_dir, python=python)
     return [
         python,
-        "-m",
-        "torch.distributed.run",
+        "-c",
+        TORCHRUN,
         "--nnodes",
         str(order.nodes),
         "--node-rank",

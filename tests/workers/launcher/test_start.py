@@ -86,7 +86,7 @@ def test_a_user_gets_the_environment_from_standard_input(home: Path) -> None:
     made = prepared(home, order(home))
     at = made.arguments.index(str(containers.ENTRY))
     assert made.arguments[at - 3 : at] == [sys.executable, "-S", "-E"]
-    assert made.arguments[at + 1 : at + 4] == [sys.executable, "-m", "torch.distributed.run"]
+    assert made.arguments[at + 1 : at + 4] == [sys.executable, "-c", command.TORCHRUN]
     assert Path(made.arguments[0]).name == "setpriv" and not made.group
     # the program itself, without the change of the user
     probe = "import os, sys; print(os.environ['B'], os.umask(0), sys.stdin.read())"
@@ -142,7 +142,7 @@ def test_docker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert option in words[:at], option
     assert words[at + 1 : at + 7] == [
-        *("-S", "-E", str(containers.ENTRY), "python3", "-m", "torch.distributed.run")
+        *("-S", "-E", str(containers.ENTRY), "python3", "-c", command.TORCHRUN)
     ]
     assert sys.executable not in words, "the image has its own Python"
     assert made.stdin is not None and made.group

@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import Any
 
+gc.disable()  # until everything is loaded
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
 
 import django
@@ -57,6 +58,7 @@ def _leave_out_of_collection() -> None:
     get_resolver().url_patterns  # noqa: B018 -- loads all views
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 _leave_out_of_collection()

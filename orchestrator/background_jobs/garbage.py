@@ -7,28 +7,25 @@ of an engine its jobs; see `runs.storage` and `scheduling.cluster_engines.homes`
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from django.conf import settings
-from django.db.models import TextField
-from django.db.models.functions import Cast
+from django.db import transaction
 
 from orchestrator.common import clock
 from orchestrator.fleet.models import Node
 from orchestrator.runs import storage
-from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.models import Attempt, Checkpoint, Deletion, Run, StoredFolder
 from orchestrator.runs.states import ENDED
+from orchestrator.runs.store import readers
 from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.wire.maintenance.storage import MOST_ITEMS
 
-_REFERENCE: Final = re.compile(r"runs/(\d{1,18})(?:/([\w./-]*))?")
 _GB: Final = 10**9
 
 
@@ -41,6 +38,7 @@ class Candidate(NamedTuple):
     bytes: int  # of a folder: on all its nodes by their newest scans, 0 before the first
     reason: str
     nodes: tuple[str, ...]
+    owner: Run  # as it was when the candidate was selected
     checkpoint: Checkpoint | None = None
 
 
@@ -52,7 +50,7 @@ def collect_garbage(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, in
     for candidate in candidates(now=now):
         if not dry_run:
             renew()
-            if not _delete(candidate):
+            if not _delete(candidate, since=now):
                 continue
         if candidate.kind == "checkpoint":
             counts["checkpoints"] += 1
@@ -70,7 +68,7 @@ def candidates(*, now: datetime) -> Iterator[Candidate]:
     env = settings.ENV
     if not (env.gc_checkpoint_days or env.gc_checkpoint_gb or env.gc_folder_days):
         return
-    named = references()
+    named = readers.references()
     yield from _checkpoints(now, named)
     if env.gc_folder_days:
         yield from _folders(now - timedelta(days=env.gc_folder_days), named)
@@ -102,7 +100,7 @@ def _checkpoints(now: datetime, references: dict[int, set[str]]) -> Iterator[Can
                 continue
             reason = "age" if old else "size"
             nodes = _nodes_of(row)
-            yield Candidate(id, "checkpoint", row.path, row.bytes, reason, nodes, row)
+            yield Candidate(id, "checkpoint", row.path, row.bytes, reason, nodes, run, row)
             total -= row.bytes
 
 
@@ -119,12 +117,7 @@ def protected_checkpoints(run: Run, named: set[str], rows: list[Checkpoint]) -> 
         Checkpoint.objects.filter(run__in=waiting, attempt=0).values_list("step", flat=True)
     )
     for row in rows:
-        inside = row.path.removeprefix(f"runs/{run.pk}").strip("/")
-        referred = any(
-            not name or inside == name or inside.startswith(f"{name}/") or name.startswith(inside)
-            for name in named
-        )
-        if referred or row.step in steps:
+        if readers.is_named(row.path, run.pk, named) or row.step in steps:
             keep.add(row.pk)
     return keep
 
@@ -159,13 +152,14 @@ def _folders(before: datetime, references: dict[int, set[str]]) -> Iterator[Cand
     )
     deleted = set(Deletion.objects.filter(kind="attempt").values_list("path", flat=True))
     pinned = set(Checkpoint.objects.filter(pinned=True).values_list("run_id", flat=True))
-    for attempt in attempts.order_by("run_id", "number").only("run_id", "number", "placement"):
+    columns = ("run", "run__state", "run__rewinds", "number", "placement")
+    for attempt in attempts.order_by("run_id", "number").select_related("run").only(*columns):
         path = f"runs/{attempt.run_id}/attempt-{attempt.number}"
         if path in deleted or attempt.run_id in references or attempt.run_id in pinned:
             continue
         nodes = tuple(dict.fromkeys(homes.home_name(share) for share in attempt.placement))
         size = _folder_bytes(attempt, nodes)
-        yield Candidate(attempt.run_id, "attempt", path, size, "age", nodes)
+        yield Candidate(attempt.run_id, "attempt", path, size, "age", nodes, attempt.run)
 
 
 def _folder_bytes(attempt: Attempt, nodes: tuple[str, ...]) -> int:
@@ -176,26 +170,6 @@ def _folder_bytes(attempt: Attempt, nodes: tuple[str, ...]) -> int:
         for sizes in rows.values_list("attempts", flat=True)
     ]
     return max(sizes, default=0) if settings.ENV.shared_runs else sum(sizes)
-
-
-def references() -> dict[int, set[str]]:
-    """`{run: paths in its folder that specs of other runs name}`; "" is the whole folder.
-
-    Also of registered data sets, whose only files may be there.
-    """
-    named: dict[int, set[str]] = defaultdict(set)
-    rows = Run.objects.annotate(text=Cast("spec", TextField())).filter(text__contains="runs/")
-    for pk, text in rows.values_list("pk", "text").iterator(chunk_size=500):
-        for run, inside in _REFERENCE.findall(text):
-            if int(run) != pk:
-                named[int(run)].add(inside.strip("/"))
-    registered = DataSetVersion.objects.filter(deleted=None, path__contains="runs/")
-    for text in registered.exclude(state=DataSetVersion.State.STORED).values_list(
-        "path", flat=True
-    ):
-        for run, inside in _REFERENCE.findall(text):
-            named[int(run)].add(inside.strip("/"))
-    return named
 
 
 def _nodes_of(row: Checkpoint) -> tuple[str, ...]:
@@ -214,15 +188,20 @@ def _nodes_of(row: Checkpoint) -> tuple[str, ...]:
     )
 
 
-def _delete(candidate: Candidate) -> bool:
+def _delete(candidate: Candidate, *, since: datetime) -> bool:
+    """False if the files were used meanwhile."""
     nodes = candidate.nodes[:1] if settings.ENV.shared_runs else candidate.nodes
-    if candidate.checkpoint is not None:
-        return bool(storage.checkpoint_collect(checkpoint=candidate.checkpoint, nodes=nodes))
-    return bool(
-        storage.deletions_create(
-            run=candidate.run, kind="attempt", paths=[candidate.path], nodes=nodes
+    with transaction.atomic():
+        path = candidate.path if candidate.checkpoint is not None else ""
+        if not readers.is_unread(candidate.owner, since=since, path=path):
+            return False
+        if candidate.checkpoint is not None:
+            return bool(storage.checkpoint_collect(checkpoint=candidate.checkpoint, nodes=nodes))
+        return bool(
+            storage.deletions_create(
+                run=candidate.run, kind="attempt", paths=[candidate.path], nodes=nodes
+            )
         )
-    )
 
 
 def _send_orders(renew: Callable[[], None]) -> int:

@@ -19,7 +19,7 @@ from orchestrator.common import clock
 from orchestrator.runs.datasets import registration
 from orchestrator.runs.models import Checkpoint, Run, StoredCopy
 from orchestrator.runs.states import ENDED
-from orchestrator.runs.store import access, copies
+from orchestrator.runs.store import access, copies, readers
 from workers.contracts.specs.train import CheckpointSpec
 
 _GB: Final = 10**9
@@ -42,11 +42,12 @@ def collect(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, int]:
     counts = {"copies": 0, "bytes": 0}
     if not access.configured():
         return counts
-    for candidate in copy_candidates(now=clock.now()):
+    now = clock.now()
+    for candidate in copy_candidates(now=now):
         if not dry_run:
             renew()
             assert candidate.copy is not None
-            if not copies.copy_collect(candidate.copy):
+            if not copies.copy_collect(candidate.copy, since=now):
                 continue
         counts["copies"] += 1
         counts["bytes"] += candidate.bytes
@@ -80,7 +81,7 @@ def candidates(*, now: datetime) -> Iterator[Candidate]:
 def copy_candidates(*, now: datetime) -> Iterator[Candidate]:
     """Copies of checkpoints and artifacts that a run at this time deletes."""
     env = settings.ENV
-    references = garbage.references()
+    references = readers.references()
     by_run: dict[int, list[StoredCopy]] = defaultdict(list)
     rows = StoredCopy.objects.filter(deleted=None).select_related("run")
     for row in rows.order_by("run__ended", "run_id", "pk"):

@@ -20,6 +20,7 @@ from orchestrator.common.errors import invalid
 from orchestrator.common.units import is_id
 from orchestrator.runs.lifecycle.actions import require_manage
 from orchestrator.runs.models import Checkpoint, Deletion, Run, StoredFolder
+from orchestrator.runs.store import readers
 from workers.contracts.wire.maintenance.storage import StorageReport
 
 REPEAT = timedelta(minutes=10)  # an order without an answer
@@ -33,6 +34,7 @@ def checkpoint_pin(*, run: Run, step: int, by: User, pinned: bool = True) -> Che
     require_manage(run, by)
     rows = Checkpoint.objects.filter(run=run, step=step, deleted=None)
     with transaction.atomic():
+        readers.lock([run.pk])
         if not rows.update(pinned=pinned):
             raise invalid("step", f"there is no retained checkpoint of step {step}")
         accounts.audit(
@@ -45,7 +47,10 @@ def checkpoint_pin(*, run: Run, step: int, by: User, pinned: bool = True) -> Che
 
 
 def checkpoint_collect(*, checkpoint: Checkpoint, nodes: Iterable[str]) -> int:
-    """Mark it as deleted and create a deletion per node; 0 if it was pinned or used meanwhile."""
+    """Mark it as deleted and create a deletion per node; 0 if it was pinned or used meanwhile.
+
+    Its run must be locked.
+    """
     with transaction.atomic():
         free = Checkpoint.objects.filter(pk=checkpoint.pk, deleted=None, pinned=False)
         forks = Run.objects.filter(forked_from=checkpoint.run_id, ended=None, attempt_number=0)

@@ -67,7 +67,7 @@ def run_rewind(*, run: Run, by: User, step: int) -> Run:
         if run.state not in states.ENDED and run.state != RunState.PAUSED:
             detail = f"Run {run.pk} is {run.state}; pause or cancel it first, then rewind it."
             raise conflict(detail, type="run-under-way")
-        checkpoint = _retained_checkpoint(run, step)
+        _retained_checkpoint(run, step)
         if problem := _no_steps_left(run.spec, step):
             raise spec_invalid([problem])
         rewinds = [*run.rewinds, [run.attempt_number, step]]
@@ -77,6 +77,7 @@ def run_rewind(*, run: Run, by: User, step: int) -> Run:
             run, by, why, budgets_used={}, ended=None, exit=None, rewinds=rewinds, summary=summary
         ):
             return False
+        checkpoint = _retained_checkpoint(run, step)  # garbage collection waits for this lock
         later = Checkpoint.objects.filter(run=run, deleted=None, step__gt=step)
         given_up = sorted(set(later.values_list("step", flat=True)))
         later.update(deleted=clock.now())

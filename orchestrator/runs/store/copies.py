@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from django.db import transaction
@@ -18,7 +19,7 @@ from orchestrator.accounts.models import User
 from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional
 from orchestrator.runs.models import Artifact, Checkpoint, NodeStore, Run, StoredCopy
-from orchestrator.runs.store import access
+from orchestrator.runs.store import access, readers
 from workers.contracts.wire.maintenance.store import INDEX, CopyIndex, CopyStored, StoreProblem
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,10 @@ def copy_recorded(*, run: Run, attempt: int, node: str, stored: CopyStored) -> S
     A copy that garbage collection has marked before stays deleted if its objects are gone: the node
     may have found them just before they were deleted.
     """
-    before = StoredCopy.objects.filter(key=stored.key).exclude(deleted=None).exists()
     kind = "artifact" if stored.name is not None else "checkpoint"
     with transaction.atomic():
+        known = StoredCopy.objects.select_for_update().filter(key=stored.key).first()
+        before = known is not None and known.deleted is not None
         values = {
             "run": run,
             "kind": kind,
@@ -112,10 +114,18 @@ def check(*, user: User) -> str:
     return access.problem()
 
 
-def copy_collect(copy: StoredCopy) -> bool:
-    """Mark a copy as deleted, so that nothing starts to use it; False if it was before."""
-    free = StoredCopy.objects.filter(pk=copy.pk, deleted=None)
-    return bool(conditional.update(free, deleted=clock.now()))
+def copy_collect(copy: StoredCopy, *, since: datetime) -> bool:
+    """Mark a copy that was selected at `since` as deleted, so that nothing starts to use it.
+
+    False if it was deleted before, or if its run was forked, rewound, pinned or named meanwhile.
+    """
+    with transaction.atomic():
+        if not readers.is_unread(copy.run, since=since):
+            return False
+        if Checkpoint.objects.filter(copy=copy, pinned=True).exists():
+            return False
+        free = StoredCopy.objects.filter(pk=copy.pk, deleted=None)
+        return bool(conditional.update(free, deleted=clock.now()))
 
 
 def remove(copy: StoredCopy) -> None:

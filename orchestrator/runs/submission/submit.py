@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,13 +14,15 @@ from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
 from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common import clock
-from orchestrator.common.errors import Refusal
+from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import events, parameters, states
 from orchestrator.runs.code import record
 from orchestrator.runs.code.capture import Captured, capture, workdir_of
 from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, PlanTrials, Run, RunTag
+from orchestrator.runs.store import readers
+from orchestrator.runs.store.resumable import resumable
 from orchestrator.runs.submission import script_secrets
 from orchestrator.runs.submission.check import CheckedSpec, check
 from orchestrator.runs.submission.examples.template_problems import template_problems
@@ -74,6 +77,7 @@ def run_submit(
     `plan-does-not-fit` with the nearest changes that would fit, and 403 for viewers.
     """
     accounts.require_role(owner, Role.SUBMITTER, "submit runs")
+    since = clock.now()
     result = check(spec, by=owner)
     checked, resolved = result.spec, result.resolved
     problems = [*_name_problems(name), *result.problems]
@@ -93,6 +97,7 @@ def run_submit(
     if code is None and (workdir := workdir_of(stored)) is not None:
         code = capture(workdir, settings.DATA_ROOTS)
     with transaction.atomic():
+        _keep_files(stored, resume_from, since=since)
         run = Run.objects.create(
             name=name.strip(),
             kind=checked.kind,
@@ -155,6 +160,21 @@ def run_submit(
         if not external:
             wake_scheduler()
     return run
+
+
+def _keep_files(stored: dict[str, Any], resume_from: Checkpoint | None, *, since: datetime) -> None:
+    """Keep garbage collection from files of other runs until this one is stored.
+
+    Raises 409 or 422 if it deleted one of them meanwhile.
+    """
+    named = readers.named_in(stored)
+    readers.lock({*named, *([resume_from.run_id] if resume_from is not None else [])})
+    readers.require_kept(named, since=since)
+    if resume_from is None:
+        return
+    if not resumable(run=resume_from.run).filter(pk=resume_from.pk).exists():
+        message = f"the checkpoint of step {resume_from.step} was deleted meanwhile"
+        raise invalid("step", message, "Choose another checkpoint of the run.")
 
 
 def _with_hashed_key(stored: dict[str, Any]) -> dict[str, Any]:

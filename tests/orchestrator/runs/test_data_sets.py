@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
-from orchestrator.background_jobs import garbage, store_garbage
+from orchestrator.background_jobs import store_garbage
 from orchestrator.common.errors import Refusal
 from orchestrator.config.env.variables import Env
 from orchestrator.runs import bundles
@@ -18,7 +18,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.datasets import registration, selectors, services
 from orchestrator.runs.datasets.resolve import inputs_of
 from orchestrator.runs.models import DataSetUse, DataSetVersion
-from orchestrator.runs.store import access
+from orchestrator.runs.store import access, readers
 from orchestrator.scheduling import dispatch
 from tests import factories
 from tests.orchestrator.scheduling.conftest import FakeNode
@@ -253,9 +253,9 @@ def test_a_data_set_in_a_runs_folder_keeps_the_folder(
     folder.mkdir(parents=True)
     (folder / "out.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')
     registered(owner, name="out", path=str(folder / "out.jsonl"))
-    assert garbage.references()[writer.pk] == {"out.jsonl"}
+    assert readers.references()[writer.pk] == {"out.jsonl"}
     read()  # now the store has it
-    assert writer.pk not in garbage.references()
+    assert writer.pk not in readers.references()
     spec = {"kind": "generate", "generate": {"input": "dataset:out", "output": "a.jsonl"}}
     run = runs.run_submit(owner=owner, name="x", spec=spec)
     assert run_selectors.runs_read_by(run) == [str(writer.pk)]

@@ -1,7 +1,7 @@
 """As a new user on one machine: a fresh clone, `make up`, and the first point of a run.
 
 Downloads what the lock file names, unless the cache of pip or uv has it, so it only runs with
-ORRERY_BENCH_INSTALL=1. Ends after 20 minutes.
+ORRERY_BENCH_INSTALL=1. Ends after 40 minutes: a loaded machine needs more than 20.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from tests.bench.record import record
 from tests.flows.embedded import ROOT, Orrery, clean_environ, train_spec
 
-MOST_S = 1200.0
+MOST_S = 2400.0
+INSTALLED, UP = "preparing the database", "Orrery is up"
 
 
 def main() -> int:
@@ -34,21 +35,25 @@ def main() -> int:
         cloned = time.monotonic()
         more = {"ORRERY_HOME": str(server.home), "ORRERY_PORT": str(server.port)}
         output = folder / "output"
-        with open(output, "wb") as words:
+        with open(output, "wb") as log:
             process = subprocess.Popen(
                 ["make", "up"],
                 cwd=clone,
                 env={**clean_environ(), **more},
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
             )
-        while "Orrery is up" not in output.read_text(errors="replace"):
+        seen_at: dict[str, float] = {}
+        while UP not in seen_at:
+            text = output.read_text(errors="replace")
+            for words in (INSTALLED, UP):
+                if words in text:
+                    seen_at.setdefault(words, time.monotonic())
             alive = process.poll() is None and time.monotonic() - began < MOST_S
-            assert alive, output.read_text(errors="replace")[-3000:]
+            assert alive or UP in seen_at, text[-3000:]
             time.sleep(0.2)
-        up = time.monotonic()
         server.client = server.log_in("admin", "admin")
         submitted = time.monotonic()
         run = server.submit(train_spec(steps=30, ranks=1), "first")
@@ -66,7 +71,8 @@ def main() -> int:
         unit="s",
         digits=1,
         clone=round(cloned - began, 1),
-        make_up=round(up - cloned, 1),
+        installation=round(seen_at[INSTALLED] - cloned, 1),
+        start=round(seen_at[UP] - seen_at[INSTALLED], 1),
         submit_until_first_point=round(seen - submitted, 1),
     )
     return 0

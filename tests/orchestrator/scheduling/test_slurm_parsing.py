@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pwd
+
 import pytest
 
 from orchestrator.fleet.cluster_engines.settings import SlurmPool, SlurmSettings
 from orchestrator.scheduling.cluster_engines.interface import Order, SubmissionRefused, even_nodes
 from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
+from orchestrator.scheduling.cluster_engines.slurm.commands import Commands
 from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
 from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire.cluster_engines.jobs import JobMember, JobTicket
@@ -140,13 +143,26 @@ def test_options_name_pool_devices_and_limits() -> None:
         "--gres=gpu:4",
         "--time=66",
         "--mem=2500M",
-        "--uid=ada",
         "--exclusive",
     ):
         assert word in words, words
     cpu = script.options(_order(gpu=False), SlurmSettings())
     assert "--cpus-per-task=4" in cpu and not any(word.startswith("--gres") for word in cpu)
-    assert not any(word.startswith("--uid") for word in cpu)
+
+
+@pytest.mark.parametrize("identity", ["service", "submitter"])
+def test_a_job_has_the_submitters_user_and_group(
+    identity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the user alone, its group would be that of the control plane."""
+    person = pwd.getpwuid(65534)
+    runs: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Commands, "run", lambda _, *words, stdin: runs.append(words) or "7")
+    slurm = Slurm(SlurmSettings.from_dict({"identity": identity}))
+    assert slurm.submit(_order(owner=person.pw_name)) == "7"
+    given = [word for word in runs[0] if word.startswith(("--uid", "--gid"))]
+    own = [f"--uid={person.pw_name}", f"--gid={person.pw_gid}"]
+    assert given == (own if identity == "submitter" else [])
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,11 @@ class Slurm:
 
     def submit(self, order: Order) -> str:
         """The job's number. Raises the interface's Submission errors."""
-        if self.settings.identity == "submitter":
-            _require_personal_account(order.owner)
         words = ["sbatch", *script.options(order, self.settings)]
+        if self.settings.identity == "submitter":
+            account = _personal_account(order.owner)
+            # without the group the job would have that of the control plane: root
+            words += [f"--uid={account.pw_name}", f"--gid={account.pw_gid}"]
         try:
             output = self._commands.run(*words, stdin=script.batch_script(order, self.settings))
         except TimedOut as error:
@@ -153,20 +155,21 @@ class Slurm:
         return f"Job {view.number} waits in Slurm: {sentence}{words}."
 
 
-def _require_personal_account(name: str) -> None:
+def _personal_account(name: str) -> pwd.struct_passwd:
     """Raises SubmissionRefused for a name without a Unix account, or with that of a service."""
     try:
-        number = pwd.getpwnam(name).pw_uid
+        account = pwd.getpwnam(name)
     except KeyError:
         raise SubmissionRefused(
             f"there is no Unix account {name} on the control plane's machine",
             "Create it as on the cluster, or set the engine's identity to service.",
         ) from None
-    if number < _FIRST_USER:
+    if account.pw_uid < _FIRST_USER:
         raise SubmissionRefused(
-            f"{name} is the account of the system (uid {number}), and jobs run as people",
+            f"{name} is the account of the system (uid {account.pw_uid}), and jobs run as people",
             "Submit as another user, or set the engine's identity to service.",
         )
+    return account
 
 
 def _unavailable(error: CommandFailed) -> NoReturn:

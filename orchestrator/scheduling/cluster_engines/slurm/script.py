@@ -69,8 +69,6 @@ def options(order: Order, settings: SlurmSettings) -> list[str]:
     if order.max_seconds:
         # the supervisor ends the run itself at max_seconds; Slurm's limit comes later
         words.append(f"--time={math.ceil((order.max_seconds + settings.stop_grace_s) / 60) + 5}")
-    if settings.identity == "submitter":
-        words.append(f"--uid={order.owner}")
     return [*words, *pool.options]
 
 

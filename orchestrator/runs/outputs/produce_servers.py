@@ -27,11 +27,16 @@ from workers.contracts.wire.serving_reports import Serving
 _FIELDS: Final = {"produce": ("server", "judge"), "evaluate": ("judge",)}
 _POLICIES: Final = ("grpo", "ppo")  # bodies of a training run whose rewards may be served
 KINDS: Final = (*_FIELDS, "train")
+_COLUMNS: Final = (
+    *(f"spec__{kind}__{name}__run" for kind, names in _FIELDS.items() for name in names),
+    *(f"spec__train__{name}__rewards" for name in _POLICIES),
+)
 MAY_NAME_SERVERS: Final = (
     Q(kind="produce", spec__produce__server__run__isnull=False)
     | Q(kind="produce", spec__produce__judge__run__isnull=False)
     | Q(kind="evaluate", spec__evaluate__judge__run__isnull=False)
-    | Q(kind="train", spec__train__objective__in=_POLICIES)
+    | Q(kind="train", spec__train__grpo__rewards__icontains='"run"')  # in the list's JSON text
+    | Q(kind="train", spec__train__ppo__rewards__icontains='"run"')
 )
 _MISSING: Final = "there is no serve run {id}, or its owner may not see it"
 
@@ -138,13 +143,42 @@ def phases(ids: Sequence[int]) -> list[tuple[int, str, str]]:
 
 def waited_for() -> list[int]:
     """The serve runs that queued runs name."""
-    specs = queued_with_servers().values_list("spec", flat=True)
-    return sorted({id for spec in specs for id in named(spec).values()})
+    rows = _queued_with_servers().values_list(*_COLUMNS).distinct()
+    return sorted({id for row in rows for id in _ids(row)})
 
 
-def queued_with_servers() -> QuerySet[Run]:
+def wait_reasons() -> dict[int, str]:
+    """`{queued run: reason}` of the runs with a server that does not serve.
+
+    Reads only the parts of specs that name servers, and each owner's servers once.
+    """
+    reasons: dict[tuple[int, tuple[int, ...]], str] = {}
+    clients = {
+        run: (owner, _ids(row))
+        for run, owner, *row in _queued_with_servers().values_list("pk", "owner_id", *_COLUMNS)
+    }
+    owners = User.objects.in_bulk({owner for owner, _ in clients.values()})
+    for owner, ids in set(clients.values()):
+        reasons[owner, ids] = wait_reason(owner=owners[owner], ids=ids) if ids else ""
+    return {run: reason for run, client in clients.items() if (reason := reasons[client])}
+
+
+def _queued_with_servers() -> QuerySet[Run]:
     """The queued runs that may name serve runs."""
-    return Run.objects.filter(MAY_NAME_SERVERS, state=RunState.QUEUED)
+    return Run.objects.filter(MAY_NAME_SERVERS, state=RunState.QUEUED).order_by()
+
+
+def _ids(row: Sequence[Any]) -> tuple[int, ...]:
+    """The serve runs in a row of `_COLUMNS`."""
+    ids = set[int]()
+    for value in row:
+        rewards = value if isinstance(value, list) else [{"run": value}]
+        ids |= {
+            reward["run"]
+            for reward in rewards
+            if isinstance(reward, Mapping) and isinstance(reward.get("run"), int)
+        }
+    return tuple(sorted(ids))
 
 
 def variables(*, run: Run) -> dict[str, str] | str:

@@ -106,7 +106,7 @@ def take(*, always: bool = False) -> Snapshot:
     rows = list(own_queue().order_by().values_list(*_COLUMNS))
     wanted = bool(rows) or always
     shares = fair_shares.read() if wanted else FairShares()
-    servers = _server_reasons() if rows else {}
+    servers = produce_servers.wait_reasons() if rows else {}
     failed = _failed_on() if rows and settings.ENV.avoid_s else {}
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
     nodes = node_views(shares) if wanted else []
@@ -249,15 +249,6 @@ def _failed_on() -> dict[int, tuple[tuple[str, ...], float]]:
         for run, placement, exit, ended in rows.values_list("run_id", "placement", "exit", "ended")
         if ended is not None
     }
-
-
-def _server_reasons() -> dict[int, str]:
-    """`{queued run: reason}` of the runs whose server does not serve."""
-    reasons = {}
-    for run in produce_servers.queued_with_servers().select_related("owner"):
-        if ids := sorted(set(produce_servers.named(run.spec).values())):
-            reasons[run.pk] = produce_servers.wait_reason(owner=run.owner, ids=ids)
-    return reasons
 
 
 _Holder = tuple[int, str, float | None, float | None, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs, urlencode, urlparse
 
 import pytest
 
@@ -85,6 +85,19 @@ def test_each_step_starts_from_the_weights_of_the_one_before(people: factories.P
     # a second experiment has a name of its own
     client.post("/experiments/assistant/")
     assert Experiment.objects.filter(name="From base model to assistant 2").exists()
+
+
+def test_forms_leave_the_model_to_the_initial_weights(people: factories.People) -> None:
+    client = factories.client_for(people.owner)
+    first = stages_of([], "e")[0]
+    for offer, spec in zip(first.offers, offered(first), strict=True):
+        answer = client.get(offer.url)
+        assert json.loads(answer.context["spec_text"]) == spec
+        assert "model" not in spec
+    # without weights, the form's own model
+    query = urlencode({"spec": json.dumps({"kind": "train", "train": {"steps": 3}})})
+    answer = client.get(f"/runs/new/?{query}")
+    assert json.loads(answer.context["spec_text"])["model"] == "llama-tiny"
 
 
 def test_rewards_are_evaluated_on_their_prompts(people: factories.People) -> None:

@@ -131,12 +131,8 @@ def _initial(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
         )
     if text := request.GET.get("spec", ""):  # a link of the planner
         spec = _json(text)
-        return (
-            request.GET.get("name", "")[:160],
-            experiment,
-            {**START, **spec} if spec.get("kind") == "train" else spec,
-            None,
-        )
+        name = request.GET.get("name", "")[:160]
+        return name, experiment, _completed(spec) if spec.get("kind") == "train" else spec, None
     spec = {**START, "model": preset} if preset in PRESETS else START
     if (example := request.GET.get("example", "")) in FINETUNING_EXAMPLES:
         return "", experiment, FINETUNING_EXAMPLES[example][1], None
@@ -164,6 +160,18 @@ def _initial(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
             else {"kind": "external"}
         )
     return "", experiment, spec, None
+
+
+def _completed(spec: dict[str, Any]) -> dict[str, Any]:
+    """A training spec with the form's initial values where it has none.
+
+    Initial weights determine the model.
+    """
+    train = spec.get("train")
+    start = dict(START)
+    if isinstance(train, dict) and train.get("init_from") is not None:
+        del start["model"]
+    return {**start, **spec}
 
 
 def _serving(request: PageRequest) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from workers.training.optim import (
     release,
     update,
 )
-from workers.training.setup import loop_builder
+from workers.training.setup import trained_module
 
 # no width divides by 2
 RAGGED = {
@@ -69,10 +69,10 @@ def test_an_update_on_the_host_uses_more_threads_and_gives_the_same_numbers(monk
         assert torch.get_num_threads() == before
         used.append(float(weights["w"].detach().double().sum()))
     assert used == [1, used[1], 2, used[1]]
-    monkeypatch.setattr(loop_builder.os, "sched_getaffinity", lambda _: range(96))
-    assert loop_builder._host_threads(torch.device("cuda"), 8) == 12
-    assert loop_builder._host_threads(torch.device("cuda"), 200) == 1
-    assert loop_builder._host_threads(torch.device("cpu"), 8) is None
+    monkeypatch.setattr(trained_module.os, "sched_getaffinity", lambda _: range(96))
+    assert trained_module._host_threads(torch.device("cuda"), 8) == 12
+    assert trained_module._host_threads(torch.device("cuda"), 200) == 1
+    assert trained_module._host_threads(torch.device("cpu"), 8) is None
 
 
 def spec(plan, rule="adamw", steps=6, **more):

@@ -103,8 +103,6 @@ def _combined(spec: RunSpec) -> Refusals:
         return
     if train.policy is not None and train.adapter is not None and train.adapter.storage:
         yield from _quantized_policy(plan)
-    if train.ppo is not None:
-        yield from _value_model(plan, model, train)
     yield from _plan_rules(plan)
     combination = Combination(plan, model, train)
     for first in ("pipedream", "compile"):
@@ -255,28 +253,6 @@ def _degree_for_groups(model: ModelSpec, tp: int, group: int) -> int:
 def _training(train: TrainBody) -> Refusals:
     if train.policy is not None:
         yield from _policy_optimization(train)
-
-
-def _value_model(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) -> Refusals:
-    """What a second trained module lacks."""
-    if plan.precision == "fp16":
-        message = "the value model has no loss scale of its own, which fp16 needs"
-        yield "fp16 value model", problem("plan.precision", message, "Use bf16 or fp32.")
-    if plan.offload != "none":
-        message = "gradients and states of the value model are not offloaded"
-        yield (
-            "offload",
-            problem("plan.offload", message, "Use none, with zero 3 or recompute full."),
-        )
-    if plan.recompute == "auto":
-        message = "recompute auto measures one model, PPO trains two"
-        yield "recompute auto", problem("plan.recompute", message, "Use full, selective or none.")
-    if train.optimizer.paged:
-        message = "states of the value model are not paged"
-        yield "paged", problem("train.optimizer.paged", message, "Use false.")
-    if model is not None and model.moe is not None:
-        message = "the experts of a value model are not balanced"
-        yield "experts", problem("model.moe", message, "Use a dense model, or objective grpo.")
 
 
 def _quantized_policy(plan: ParallelPlan) -> Refusals:

@@ -39,6 +39,7 @@ from workers.training.data.rows import RowSource
 from workers.training.loop.rank_sync import broadcast_decision, run_on_leaders
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import DTYPES
+from workers.training.optim import release
 from workers.training.parallel.mesh import World, start_world
 from workers.training.setup.attempt import Attempt
 from workers.training.setup.spec_loading import TrainingRun
@@ -50,6 +51,7 @@ class PolicyAttempt(Attempt):
     _prompts: Prompts
     _rows: RolloutRows
     _rewards: tuple[Reward, ...] = ()
+    _value: ValueModel | None = None
 
     def __init__(
         self, run: TrainingRun, environment: Environment, store: Store | None = None
@@ -116,6 +118,8 @@ class PolicyAttempt(Attempt):
         leads = context.world.rank == 0
         ppo = self.run.train.ppo
         digest = rollout_digest(self.run, self._prompts)
+        if ppo is not None:
+            self._value = ValueModel(context, ppo, self.environment)
         files = RolloutFiles(self.environment.checkpoints / "rollouts", digest=digest)
         return Iterations(
             context,
@@ -124,7 +128,7 @@ class PolicyAttempt(Attempt):
             chat=self._chat,
             files=files,
             log=RolloutLog(self.environment.rank_directory) if leads else None,
-            value=None if ppo is None else ValueModel(context, ppo),
+            value=self._value,
         )
 
     def _source(self, context: StepContext, files: RolloutFiles) -> AnswerSource:
@@ -188,4 +192,6 @@ class PolicyAttempt(Attempt):
         for each in self._rewards:
             with contextlib.suppress(Exception):
                 each.close()
+        if self._value is not None:
+            release(self._value.optimizer)
         super().close()

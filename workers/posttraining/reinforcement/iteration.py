@@ -94,6 +94,10 @@ class Iterations:
         """See `StepPreparation`."""
         return {} if self.value is None else self.value.tensors()
 
+    def manifest(self) -> dict[str, Any]:
+        """See `StepPreparation`."""
+        return {} if self.value is None else self.value.manifest()
+
     def prepare(self, step: int, first: int) -> dict[str, float]:
         """See `StepPreparation`."""
         iteration = self.rows.iteration_of(first)

@@ -143,6 +143,7 @@ class MemoryMetrics:
         added = {"params": weights, "grads": gradients, "optimizer": state}
         for name, tensors in added.items():
             self._bytes[name] = self._bytes.get(name, 0) + held_bytes(tensors)
+        self._masters += held_bytes(get_master_weights(optimizer))
         self._second_counted = True
 
     def values(self) -> dict[str, float]:

@@ -61,6 +61,10 @@ class StepPreparation(Protocol):
         """What a checkpoint holds besides the trained model. Collective."""
         ...
 
+    def manifest(self) -> dict[str, Any]:
+        """What its manifest holds besides the trained model's."""
+        ...
+
 
 class Loop:
     """One attempt's training on this rank. `step` is the last finished step."""
@@ -351,6 +355,7 @@ class Loop:
         tensors = training_tensors(self.saved_weights(), self.optimizer)
         if self.preparation is not None:
             tensors |= self.preparation.tensors()
+            manifest |= self.preparation.manifest()
         write_more = None
         if self.run.train.adapter is not None and self.base is not None:
             write_more = adapter_writer(

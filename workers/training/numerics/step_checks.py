@@ -35,12 +35,16 @@ class StepChecks:
         parallel: Parallel,
         parameters: Mapping[str, Tensor],
         recorder: Recorder,
+        *,
+        model: str | None = None,
     ):
+        """`model`: the name in events of a module that is trained next to the run's own."""
         self.run, self.parallel = run, parallel
         self.parameters, self.recorder = parameters, recorder
         self.scaler = (
             LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
         )
+        self._of = {} if model is None else {"model": model}
         self._loss_was_not_finite = False
         self._skips_in_a_row = 0
 
@@ -100,6 +104,7 @@ class StepChecks:
             self.recorder.event(
                 "overflow_skipped_step",
                 step=number,
+                **self._of,
                 loss_scale=scaler.scale,
                 ranks=ranks,
                 parameters=names[:8],
@@ -110,6 +115,7 @@ class StepChecks:
             self.recorder.event(
                 "learning_warning",
                 step=number,
+                **self._of,
                 kind="skipped_updates",
                 now=self._skips_in_a_row,
                 scale=scaler.scale,
@@ -176,6 +182,7 @@ class StepChecks:
             self.recorder.event(
                 "loss_scale_changed",
                 step=number,
+                **self._of,
                 old=change.old,
                 new=change.new,
                 reason=change.reason,

@@ -25,7 +25,11 @@ from workers.training.parallel.parallelize import Parallel
 from workers.training.recompute.apply import recomputed_blocks
 from workers.training.recompute.checkpointing import Call, Recomputed
 from workers.training.recompute.knapsack import Choice, best_sets, choose_sets
-from workers.training.recompute.memory_budget import activation_room_bytes, in_flight
+from workers.training.recompute.memory_budget import (
+    OtherModule,
+    activation_room_bytes,
+    in_flight,
+)
 from workers.training.recompute.operators import Operator, Probe, Profile
 from workers.training.setup.spec_loading import TrainingRun
 
@@ -76,12 +80,13 @@ def choose_recompute(
     local_world_size: int,
     masked: bool = False,
     loss_from_hidden: bool = False,
+    other: OtherModule = None,
 ) -> RecomputeChoice:
     """Measure, choose and apply; collective, before the first step.
 
     `masked`: attention is limited to documents, which uses another operator. `loss_from_hidden`:
-    the loss needs a chunk of the logits at a time. Raises UserError on every rank for a budget
-    below that of full recomputation.
+    the loss needs a chunk of the logits at a time. `other`: see `activation_room_bytes`. Raises
+    UserError on every rank for a budget below that of full recomputation.
     """
     world = parallel.world
     mine = measure(
@@ -90,6 +95,7 @@ def choose_recompute(
         local_world_size=local_world_size,
         masked=masked,
         loss_from_hidden=loss_from_hidden,
+        other=other,
     )
     measurements: list[Any] = [mine]
     if world.size > 1:
@@ -117,6 +123,7 @@ def measure(
     local_world_size: int,
     masked: bool = False,
     loss_from_hidden: bool = False,
+    other: OtherModule = None,
 ) -> BlockMeasurement:
     """Run forward passes on random tokens, on all ranks; leaves gradients and random state
     unchanged.
@@ -157,6 +164,7 @@ def measure(
             local_world_size=local_world_size,
             outside_bytes=max(0, outside - sum(profiles[kind].input_bytes for kind in layers)),
             working_bytes=working,
+            other=other,
         )
     return BlockMeasurement(parallel.world.axis("pp").rank, profiles, layers, room)
 

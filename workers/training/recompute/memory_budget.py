@@ -5,12 +5,17 @@ Does not depend on what is saved.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.train import OptimizerSpec
 from workers.metrics.memory import capacity_bytes, held_bytes
 from workers.training.parallel.parallelize import Parallel
+
+# a second trained module: none, with allocated weights, or allocated later
+OtherModule = Literal["present", "later"] | None
 
 # optimizer state in bytes per parameter
 _STATE_BYTES = {
@@ -56,11 +61,13 @@ def activation_room_bytes(
     local_world_size: int,
     outside_bytes: int,
     working_bytes: int,
+    other: OtherModule = None,
 ) -> int:
     """Device memory left for activations; may be negative.
 
     Subtracts weights, gradients, optimizer state, `outside_bytes` saved outside of blocks, and
-    `working_bytes` of a block's backward pass.
+    `working_bytes` of a block's backward pass. `other`: a second trained module of the same size,
+    whose weights are allocated already or later; its activations are never held at the same time.
     """
     plan, device = parallel.plan, parallel.world.device
     parameters = list(parallel.parameters().values())
@@ -80,5 +87,9 @@ def activation_room_bytes(
         ) - torch.cuda.memory_allocated(device)
     else:
         usable = int(_USABLE * capacity_bytes(device, local_world_size=local_world_size)) - weights
+    if other is not None:
+        usable -= trained + state
+        if other == "later" or device.type == "cpu":
+            usable -= weights
     # gradients are as large as trained weights
     return usable - trained - state - outside_bytes - working_bytes

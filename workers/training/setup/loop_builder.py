@@ -5,7 +5,6 @@ Does not depend on where training starts, nor on how an attempt ends.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -54,15 +53,13 @@ from workers.training.objectives.counts import Counts
 from workers.training.objectives.frozen_module import FrozenModule
 from workers.training.objectives.objective import TokenObjective
 from workers.training.objectives.token_losses import uses_hidden_states
-from workers.training.offload.paged import UnifiedMemory, page_states
-from workers.training.optim import build_optimizer
 from workers.training.parallel.arrival_skew import ArrivalTracker
 from workers.training.parallel.mesh import World
 from workers.training.parallel.parallelize import Parallel, parallelize
 from workers.training.recompute import hardware_factor
-from workers.training.recompute.auto import choose_recompute
 from workers.training.setup.control import Control
 from workers.training.setup.spec_loading import TrainingRun
+from workers.training.setup.trained_module import module_optimizer, module_recompute
 from workers.training.trace.step_trace import Trace
 
 
@@ -130,20 +127,7 @@ class LoopBuilder:
         world.barrier()
         throughput, peak = self._throughput(recomputed_share, frozen)
         parameters = parallel.parameters()
-        optimizer = build_optimizer(
-            parameters,
-            run.train.optimizer,
-            shard_state=run.plan.zero == 1 and world.axis("data").size > 1,
-            process_group=lambda parameter: parallel.replica_axis(parameter).group,
-            offload=run.plan.offload,
-            scratch=environment.scratch,
-            host_threads=_host_threads(world.device, environment.local_world_size),
-            fused=run.train.fused_kernels,
-            seed=run.train.seed,
-        )
-        if run.train.optimizer.paged:
-            # every rank takes part in the updates of the others' states
-            page_states(optimizer, parameters.values(), UnifiedMemory(world.device))
+        optimizer = module_optimizer(run, parallel, environment)
         trace = Trace(
             run,
             parallel,
@@ -301,15 +285,15 @@ class LoopBuilder:
         self, parallel: Parallel, *, masked: bool, loss_from_hidden: bool
     ) -> float | None:
         """Measure and choose for `auto`: the share of the blocks' forward FLOPs that runs again."""
-        if self.run.plan.recompute != "auto":
-            return None
-        choice = choose_recompute(
+        choice = module_recompute(
             self.run,
             parallel,
-            local_world_size=self.environment.local_world_size,
+            self.environment,
             masked=masked,
             loss_from_hidden=loss_from_hidden,
         )
+        if choice is None:
+            return None
         if parallel.world.rank == 0:
             self.recorder.event("recompute_chosen", **choice.event)
         return choice.recomputed_share
@@ -324,13 +308,6 @@ class LoopBuilder:
             seconds=saved.seconds,
             stall_s=saved.stall_s,
         )
-
-
-def _host_threads(device: torch.device, local_world_size: int) -> int | None:
-    """A rank's share of the host's cores if a GPU computes; None on a CPU."""
-    if device.type == "cpu":
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
 def build_runner(context: StepContext) -> MicrobatchRunner:

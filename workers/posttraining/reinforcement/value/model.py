@@ -16,33 +16,40 @@ import torch
 from torch import Tensor
 
 from workers.contracts.specs.finetuning.reinforcement import PpoBody
+from workers.models.moe.balance_control import Balancer, routing_layers
 from workers.models.weights.checkpoint_table import read_table
+from workers.models.weights.manifest import read_manifest
 from workers.posttraining.reinforcement.rows import AnswerRows, RolloutRows
 from workers.posttraining.reinforcement.scoring import fill_rows
 from workers.posttraining.reinforcement.value.objective import Value, scores
+from workers.runtime.environment import Environment
 from workers.runtime.exit_codes import NumericsError, UserError
 from workers.training.checkpoint import load_training, training_tensors
 from workers.training.loop.lr_schedule import lr_at
 from workers.training.loop.rank_sync import run_on_leaders
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import matmul_context
+from workers.training.numerics.step_checks import StepChecks
 from workers.training.objectives.build import trained_adapter, trained_model
 from workers.training.objectives.counts import Counts
-from workers.training.optim import Norms, build_optimizer, fill_state, set_lr, update
+from workers.training.optim import Norms, fill_state, set_lr, update
 from workers.training.parallel.batch_sharding import Batch
 from workers.training.parallel.parallelize import parallelize
 from workers.training.parallel.pipeline.stage_transfer import pipeline_outputs
 from workers.training.setup.initial_weights import fill_from, open_initial
 from workers.training.setup.loop_builder import build_runner
+from workers.training.setup.trained_module import module_optimizer, module_recompute
 
 _MODEL, _OPTIMIZER = "value_model", "value_optim"  # in checkpoints
+_LOSS_SCALE = "value_loss_scale"  # in a checkpoint's manifest
 _FIELD = "train.ppo.value.init_from"
+NAME = "value"  # in events
 
 
 class ValueModel:
     """`load` once, then for each iteration `score`, and `update` after each of the policy's."""
 
-    def __init__(self, policy: StepContext, options: PpoBody) -> None:
+    def __init__(self, policy: StepContext, options: PpoBody, environment: Environment) -> None:
         """Builds module and optimizer. Collective."""
         run, world = policy.run, policy.world
         self.options, self.run, self.world = options, run, world
@@ -58,13 +65,21 @@ class ValueModel:
         )
         self.parameters = self.parallel.parameters()
         self.peak_lr = options.value.lr or run.train.optimizer.lr
-        optimizer = build_optimizer(
-            self.parameters,
-            run.train.optimizer.model_copy(update={"lr": self.peak_lr}),
-            shard_state=run.plan.zero == 1 and world.axis("data").size > 1,
-            process_group=lambda parameter: self.parallel.replica_axis(parameter).group,
-            fused=run.train.fused_kernels,
-            seed=run.train.seed,
+        choice = module_recompute(
+            run, self.parallel, environment, masked=policy.samples.masked, value_model=True
+        )
+        if choice is not None and world.rank == 0:
+            policy.recorder.event("recompute_chosen", model=NAME, **choice.event)
+        optimizer = module_optimizer(
+            run,
+            self.parallel,
+            environment,
+            spec=run.train.optimizer.model_copy(update={"lr": self.peak_lr}),
+        )
+        self.checks = StepChecks(run, self.parallel, self.parameters, policy.recorder, model=NAME)
+        moe = run.model.moe
+        self.balancer = (
+            None if moe is None else Balancer(routing_layers(self.parallel.parts, run.model), moe)
         )
         objective = Value(options)
         self.context = replace(
@@ -110,6 +125,7 @@ class ValueModel:
                 )
         if checkpoint is not None:
             run_on_leaders(self.world, lambda: _require_value(checkpoint), leads=True)
+            self.checks.restore(read_manifest(checkpoint).get(_LOSS_SCALE))
             load_training(checkpoint, self._saved(), self.optimizer, model=_MODEL, optim=_OPTIMIZER)
             self._has_state = True
         self.parallel.finish_update()
@@ -120,6 +136,10 @@ class ValueModel:
             fill_state(self.optimizer, self.parameters.values())
             self._has_state = True
         return training_tensors(self._saved(), self.optimizer, model=_MODEL, optim=_OPTIMIZER)
+
+    def manifest(self) -> dict[str, Any]:
+        """What a checkpoint's manifest holds of it."""
+        return {} if self.checks.state is None else {_LOSS_SCALE: self.checks.state}
 
     @torch.no_grad()
     def score(self, rows: RolloutRows) -> None:
@@ -156,32 +176,59 @@ class ValueModel:
         count = self.context.counts.of_samples(first, size)
         for module in self.parallel.modules:
             module.train()
-        loss, _ = self.runner.forward_backward(first, self.parallel.averaged / count)
+        self._scale_balance()
+        loss, _ = self.runner.forward_backward(first, self.checks.loss_factor(count))
         missing = [name for name, each in self.parameters.items() if each.grad is None]
         if missing:
             raise RuntimeError(f"the value model has parameters without gradient: {missing[:4]}")
         gradients = [each.grad for each in self.parameters.values() if each.grad is not None]
-        metrics = self.objective.take(self.world.device) * self.context.loss_share
-        shares = torch.cat([loss.reshape(1), self.norms.squares(gradients), metrics])
-        _, square, *sums = self.world.sum_(shares).tolist()
-        values = self.objective.values(sums, count=count)
-        norm = math.sqrt(square) if square >= 0 else math.nan
-        if not (math.isfinite(norm) and math.isfinite(values["value_loss"])):
+        values, balance = self._read(loss, gradients, count)
+        norm = values["value/grad_norm"]
+        if math.isfinite(norm) and math.isfinite(values["value_loss"]):
+            lr = lr_at(step, steps=train.steps, peak=self.peak_lr, schedule=train.lr_schedule)
+            set_lr(self.optimizer, lr)
+            scale = self.checks.gradient_scale
+            update(self.optimizer, gradients, norm=norm, limit=train.clip_norm, scale=scale)
+            self.parallel.finish_update()
+            weights = self.parallel.stored_weights()
+            self.context.memory.count_second([*weights], gradients, self.optimizer)
+            self._has_state = True
+            if self.balancer and train.adapter is None:
+                self.balancer.update(balance)
+            self.checks.updated(step)
+        elif not self.checks.skip(step, values["value_loss"]):
             raise NumericsError(
                 f"the value model is not finite at step {step} (value_loss "
                 f"{values['value_loss']}, gradient norm {norm}). Use a lower train.ppo.value.lr "
                 "or train.clip_norm 1.0."
             )
-        lr = lr_at(step, steps=train.steps, peak=self.peak_lr, schedule=train.lr_schedule)
-        set_lr(self.optimizer, lr)
-        update(self.optimizer, gradients, norm=norm, limit=train.clip_norm, scale=1.0)
-        self.parallel.finish_update()
-        self.context.memory.count_second(
-            [*self.parallel.stored_weights()], gradients, self.optimizer
-        )
-        self._has_state = True
         self.optimizer.zero_grad(set_to_none=True)
-        return values | {"value/grad_norm": norm}
+        if step == train.steps:
+            self.checks.require_update(step)
+        return values | {f"value/{name}": each for name, each in self.checks.values.items()}
+
+    def _scale_balance(self) -> None:
+        """As of the policy: the balance loss is a mean over all sequences."""
+        if self.balancer:
+            by_token = self.checks.loss_factor(self.run.tokens_per_step)
+            self.balancer.scale_gradients(by_token * self.run.train.seq_len / self.run.plan.tp)
+
+    def _read(
+        self, loss: Tensor, gradients: list[Tensor], count: float
+    ) -> tuple[dict[str, float], list[float]]:
+        """The update's metrics and the statistics of the experts, over all ranks. Collective."""
+        device, share = self.world.device, self.context.loss_share
+        metrics = self.objective.take(device) * share
+        parts = [loss.reshape(1), self.norms.squares(gradients), metrics]
+        if self.balancer:
+            parts.append(self.balancer.take(device) * share)
+        _, square, *sums = self.world.sum_(torch.cat(parts)).tolist()
+        values = self.objective.values(sums[: len(metrics)], count=count)
+        norm = math.sqrt(square) if square >= 0 else math.nan
+        values["value/grad_norm"] = norm / self.checks.gradient_scale
+        if self.checks.scaler:
+            values["value/loss_scale"] = self.checks.scaler.scale
+        return values, sums[len(metrics) :]
 
     def _outputs(self, batch: Batch) -> Tensor | None:
         """The scalar head's outputs; None on ranks without the pipeline's last stage."""

@@ -1,0 +1,111 @@
+"""A value model under fp16, with experts, and with paged states: as one process, and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.workers.posttraining.policy_ranks import run_policy
+from tests.workers.posttraining.test_policy_runs import TINY, prompts
+from tests.workers.posttraining.test_ppo_runs import COMPARED, STEPS, spec
+from tests.workers.training.conftest import final_weights, relative
+from tests.workers.training.test_paged import HostPages
+from workers.models.weights.manifest import read_manifest
+from workers.training.setup import trained_module
+
+__all__ = ["prompts"]
+pytestmark = pytest.mark.ranks
+# expert weights of every layer; the balance loss has a gradient of its own
+EXPERTS = {
+    "moe": {"experts": 4, "top_k": 2, "expert_ffn": 16, "aux_loss": 0.1, "bias_update": 0.01}
+}
+HIGH = {"precision": "fp16", "loss_scale": {"initial": 2.0**40, "growth_interval": 2}}
+LOW = {"precision": "fp16", "loss_scale": {"initial": 1024.0, "growth_interval": 3}}
+
+
+def events(result, kind):
+    lines = (result.directory / "rank-0" / "events.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [each["data"] for each in found if each["type"] == kind]
+
+
+def with_rollouts_of(other, folder):
+    """A run's folder that continues with the rollouts of another one."""
+    shutil.copytree(other.directory / "checkpoints/rollouts", folder / "checkpoints/rollouts")
+    return folder
+
+
+def agree(other, alone, *, within):
+    assert {each["class"] for each in other.outcomes} == {"ok"}, other.outcomes
+    for name in COMPARED:
+        expected = alone.values(name)
+        assert other.values(name) == pytest.approx(expected, rel=within, abs=within / 10), name
+    expected = final_weights(alone, STEPS)
+    for name, weight in final_weights(other, STEPS).items():
+        assert relative(weight, expected[name]) <= within, name
+
+
+@pytest.mark.parametrize("plan", [{"dp": 2, "zero": 2}, {"dp": 2, "ep": 2}])
+def test_experts_of_a_value_model_are_balanced_as_in_one_process(pools, prompts, tmp_path, plan):
+    def made(plan=None):
+        return {**spec(prompts, plan), "model": {**TINY, **EXPERTS}}
+
+    alone = run_policy(pools, made(), tmp_path / "alone")
+    other = run_policy(pools, made(plan), with_rollouts_of(alone, tmp_path / "other"))
+    agree(other, alone, within=1e-5)
+    still = {**EXPERTS["moe"], "aux_loss": 0.0}
+    without = {**made(), "model": {**TINY, "moe": still}}
+    plain = run_policy(pools, without, with_rollouts_of(alone, tmp_path / "plain"))
+    assert plain.values("value/grad_norm") != alone.values("value/grad_norm")
+
+
+def test_fp16_has_a_loss_scale_for_each_of_both_models(pools, prompts, tmp_path):
+    alone = run_policy(pools, spec(prompts, LOW), tmp_path / "alone")
+    other = run_policy(
+        pools, spec(prompts, {**LOW, "dp": 2, "zero": 2}), with_rollouts_of(alone, tmp_path / "two")
+    )
+    agree(other, alone, within=2e-3)
+    assert alone.values("value/loss_scale") == [1024.0, 1024.0, 1024.0, 2048.0]
+    changed = events(alone, "loss_scale_changed")
+    assert [each.get("model") for each in changed] == [None, "value"]
+    wide = run_policy(pools, spec(prompts), with_rollouts_of(alone, tmp_path / "fp32"))
+    assert alone.values("value_loss") == pytest.approx(wide.values("value_loss"), rel=2e-2)
+
+
+def test_an_overflow_skips_the_value_models_update_and_its_scale_is_restored(
+    pools, prompts, tmp_path
+):
+    checkpoint = {"every_steps": 1, "async": False, "keep": 40}
+    whole = run_policy(
+        pools, spec(prompts, HIGH, steps=40, checkpoint=checkpoint), tmp_path / "whole"
+    )
+    assert whole.outcomes[0]["class"] == "ok", whole.outcomes
+    scales, skipped = whole.values("value/loss_scale"), whole.values("value/skipped_updates")
+    assert scales[0] == 2.0**40 and scales[1] == 2.0**39 and skipped[0] == 1
+    assert 2 < skipped[-1] < 40
+    assert whole.values("value/grad_norm")[-1] > 0
+    saved = read_manifest(tmp_path / "whole/checkpoints/step-00000012")["value_loss_scale"]
+    assert saved["scale"] == scales[12] and saved["skipped"] == skipped[11]
+    half = tmp_path / "half"
+    run_policy(pools, spec(prompts, HIGH, steps=12, checkpoint=checkpoint), half)
+    again = run_policy(pools, spec(prompts, HIGH, steps=16, checkpoint=checkpoint), half)
+    points = {each["step"]: each["values"] for each in again.points()}
+    for name in ("value/loss_scale", "value/skipped_updates", "value_loss"):
+        assert [points[step][name] for step in (13, 14, 15, 16)] == whole.values(name)[12:16], name
+
+
+def test_states_of_both_models_are_paged(pools, prompts, tmp_path, monkeypatch):
+    pages = HostPages()
+    monkeypatch.setattr(trained_module, "UnifiedMemory", lambda device: pages)
+    monkeypatch.setattr("workers.training.offload.paged.SMALLEST", 1)
+    adamw = {"name": "adamw", "lr": 0.01}
+    plain = run_policy(pools, spec(prompts, optimizer=adamw), tmp_path / "plain")
+    assert not pages.taken
+    paged = run_policy(pools, spec(prompts, optimizer={**adamw, "paged": True}), tmp_path / "paged")
+    assert paged.outcomes[0]["class"] == "ok", paged.outcomes
+    names = sum(name.endswith("weight") for name in final_weights(plain, STEPS))
+    assert len(pages.taken) >= 4 * names  # two moments of each of both models
+    for name in ("loss", "value_loss"):
+        assert paged.values(name) == plain.values(name), name

@@ -69,6 +69,7 @@ def _scale(
     scale = formatting.number(latest.get("loss_scale"))
     if scale is None:
         return ""
+    events = [(type, data) for type, data in events if not data.get("model")]  # not the value model
     skipped = sum(1 for type, data in events if type == "overflow_skipped_step")
     changes = [data for type, data in events if type == "loss_scale_changed"]
     pairs = [

@@ -18,7 +18,12 @@ def _scale(data: Mapping[str, Any], rank: int | None) -> str:
         "new": formatting.quantity(data.get("new")),
     }
     reason = _(" after %(reason)s") % {"reason": data["reason"]} if data.get("reason") else ""
-    return f"{change}{reason}{at_step(data)}"
+    return f"{change}{reason}{at_step(data)}{_of_model(data)}"
+
+
+def _of_model(data: Mapping[str, Any]) -> str:
+    """Which model, if it is not the run's own."""
+    return _(" (value model)") if data.get("model") == "value" else ""
 
 
 def _checkpoint(data: Mapping[str, Any], rank: int | None) -> str:
@@ -69,7 +74,8 @@ def _non_finite(data: Mapping[str, Any], rank: int | None) -> str:
 
 def _overflow(data: Mapping[str, Any], rank: int | None) -> str:
     ranks, scale = data.get("ranks") or [], data.get("loss_scale")
-    text = _("Step skipped") + at_step(data) + ": " + _("gradients overflowed")
+    text = _("Step skipped") + at_step(data) + _of_model(data)
+    text += ": " + _("gradients overflowed")
     if ranks:
         listed = formatting.listed([str(each) for each in ranks[:4]])
         listed += _(" and more") if len(ranks) > 4 else ""
@@ -107,7 +113,8 @@ def _recompute(data: Mapping[str, Any], rank: int | None) -> str:
         parts.append(prefix + text)
     if len(stages) > 4:
         parts.append(_("and %(count)s more stages") % {"count": len(stages) - 4})
-    return _("Recompute chosen") + (f": {'; '.join(parts)}" if parts else "")
+    chosen = _("Recompute chosen") + _of_model(data)
+    return chosen + (f": {'; '.join(parts)}" if parts else "")
 
 
 def _peak(data: Mapping[str, Any], rank: int | None) -> str:
@@ -253,7 +260,7 @@ def _warning(data: Mapping[str, Any], rank: int | None) -> str:
         number = formatting.number(data.get(name))
         values[name] = "?" if number is None else f"{number:.3g}"
         values[f"{name}_share"] = "?" if number is None else formatting.percent(number)
-    return _(sentence) % values + at_step(data)
+    return _(sentence) % values + at_step(data) + _of_model(data)
 
 
 # event type → description of its data on a rank

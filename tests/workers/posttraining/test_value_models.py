@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ranks
 EXPERTS = {
     "moe": {"experts": 4, "top_k": 2, "expert_ffn": 16, "aux_loss": 0.1, "bias_update": 0.01}
 }
-HIGH = {"precision": "fp16", "loss_scale": {"initial": 2.0**40, "growth_interval": 2}}
+HIGH = {"precision": "fp16", "loss_scale": {"initial": 2.0**28, "growth_interval": 2}}
 LOW = {"precision": "fp16", "loss_scale": {"initial": 1024.0, "growth_interval": 3}}
 
 
@@ -77,23 +77,23 @@ def test_fp16_has_a_loss_scale_for_each_of_both_models(pools, prompts, tmp_path)
 def test_an_overflow_skips_the_value_models_update_and_its_scale_is_restored(
     pools, prompts, tmp_path
 ):
-    checkpoint = {"every_steps": 1, "async": False, "keep": 40}
+    checkpoint = {"every_steps": 1, "async": False, "keep": 24}
     whole = run_policy(
-        pools, spec(prompts, HIGH, steps=40, checkpoint=checkpoint), tmp_path / "whole"
+        pools, spec(prompts, HIGH, steps=24, checkpoint=checkpoint), tmp_path / "whole"
     )
     assert whole.outcomes[0]["class"] == "ok", whole.outcomes
     scales, skipped = whole.values("value/loss_scale"), whole.values("value/skipped_updates")
-    assert scales[0] == 2.0**40 and scales[1] == 2.0**39 and skipped[0] == 1
-    assert 2 < skipped[-1] < 40
-    assert whole.values("value/grad_norm")[-1] > 0
+    assert scales[0] == 2.0**28 and scales[1] == 2.0**27 and skipped[0] == 1
+    assert 2 < skipped[-1] < 20
     saved = read_manifest(tmp_path / "whole/checkpoints/step-00000012")["value_loss_scale"]
     assert saved["scale"] == scales[12] and saved["skipped"] == skipped[11]
     half = tmp_path / "half"
-    run_policy(pools, spec(prompts, HIGH, steps=12, checkpoint=checkpoint), half)
-    again = run_policy(pools, spec(prompts, HIGH, steps=16, checkpoint=checkpoint), half)
+    run_policy(pools, spec(prompts, HIGH, steps=20, checkpoint=checkpoint), half)
+    again = run_policy(pools, spec(prompts, HIGH, steps=24, checkpoint=checkpoint), half)
+    assert again.outcomes[0]["class"] == "ok", again.outcomes
     points = {each["step"]: each["values"] for each in again.points()}
     for name in ("value/loss_scale", "value/skipped_updates", "value_loss"):
-        assert [points[step][name] for step in (13, 14, 15, 16)] == whole.values(name)[12:16], name
+        assert [points[step][name] for step in (21, 22, 23, 24)] == whole.values(name)[20:], name
 
 
 def test_states_of_both_models_are_paged(pools, prompts, tmp_path, monkeypatch):

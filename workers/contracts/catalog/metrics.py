@@ -88,6 +88,8 @@ METRICS: dict[str, str] = {
     "value/mean": "",
     "value/return": "",
     "value/grad_norm": "",
+    "value/loss_scale": "",
+    "value/skipped_updates": "updates",
     "sync_s": "s",
     "scoring_s": "s",
     "update_s": "s",

@@ -223,6 +223,7 @@ def server_keys() -> list[str]:
     return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
 
 
+@lru_cache(maxsize=64)
 def key_id(server_key: str) -> str:
     """Identifies a server key without revealing it."""
     return hmac.new(server_key.encode(), b"key id", hashlib.sha256).hexdigest()[:16]

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from orchestrator.background_jobs import worker
+from orchestrator.common.processes.garbage_collection import exclude_loaded_objects
 
 
 class Command(BaseCommand):
@@ -20,4 +21,5 @@ class Command(BaseCommand):
         """Run until a signal arrives."""
         for name in ("celery", "kombu"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        exclude_loaded_objects()
         worker.run()

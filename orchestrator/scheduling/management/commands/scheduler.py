@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from orchestrator.common.processes.garbage_collection import exclude_loaded_objects
 from orchestrator.scheduling.loop import Loop
 
 
@@ -21,6 +22,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until SIGTERM or SIGINT."""
+        exclude_loaded_objects()
         loop = Loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda sent, frame: loop.stop())

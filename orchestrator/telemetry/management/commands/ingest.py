@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from orchestrator.common.processes.garbage_collection import exclude_loaded_objects
 from orchestrator.telemetry.ingest import Ingest
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until a signal arrives."""
+        exclude_loaded_objects()
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())

@@ -78,12 +78,20 @@ def _dense(matrix: Tensor) -> bool:
 def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """oneDNN needs a row-major left matrix and takes any right one.
 
-    For a weight's gradient it is the other way round; transposing the result is cheaper than
-    transposing the left matrix.
+    For a weight's gradient `left` is transposed: either it is copied, or the transposed product is
+    computed, which copies `right` and transposes the result. The fewer numbers are copied, the
+    better: the gradient of a low-rank factor, 16 x 1024 x 576, takes 0.26 ms instead of 2.8, and
+    576 x 256 x 1536 5.3 ms instead of 8.3 (Zen 4, one core).
     """
-    if bias is None and not left.is_contiguous() and left.t().is_contiguous():
-        return _linear(right.t(), left, None).t().contiguous()
-    return _linear(left, right.t(), bias)
+    if left.is_contiguous():
+        return _linear(left, right.t(), bias)
+    transposed = right.t()
+    copied = left.shape[0] * right.shape[1]
+    if not transposed.is_contiguous():
+        copied += right.numel()
+    if bias is None and copied < left.numel():
+        return _linear(transposed, left, None).t().contiguous()
+    return _linear(left.contiguous(), transposed, bias)
 
 
 def _linear(left: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

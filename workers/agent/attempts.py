@@ -25,7 +25,7 @@ from workers.contracts.wire.node_messages import (
 )
 from workers.launcher import command, processes
 from workers.launcher.checkpoint_pin import pin_checkpoint
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.exits.own_verdicts import unwritable_verdict
 from workers.launcher.isolation.acting import acting_as, as_owner, prepare_folders
 from workers.launcher.isolation.run_user import NoRunUser, RunAs, RunUser, run_gid

@@ -1,7 +1,7 @@
 """Exit classes: why an attempt ended, for ranks, supervisors and the control plane alike.
 
 Does not decide which class an exit has: see `workers/runtime/exit_codes.py` and
-`workers/launcher/exit_classification.py`.
+`workers/launcher/exits/classification.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from functools import partial
 from workers.contracts.wire.maintenance.preflight import Preflight, PreflightReport
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import command, rendezvous
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.isolation import wrap
 from workers.launcher.isolation.acting import before_program
 from workers.launcher.isolation.run_user import RunUser

@@ -12,7 +12,7 @@ from typing import Any
 
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.isolation import containers
 from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping.final_report import SETTLE_S

@@ -18,7 +18,7 @@ from typing import Any
 from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import command, preflight, processes, rendezvous
-from workers.launcher.exit_classification import Verdict, judge, rank_verdict
+from workers.launcher.exits.classification import Verdict, judge, rank_verdict
 from workers.launcher.exits.own_verdicts import (
     limit_verdict,
     requested,

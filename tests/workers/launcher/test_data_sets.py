@@ -16,7 +16,7 @@ from tests.workers.launcher.harness import Node, script
 from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.maintenance.data_sets import DataInput, data_key
 from workers.contracts.wire.node_messages import LaunchOrder
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.inputs import data_cache
 from workers.launcher.inputs.data_sets import DataSets
 from workers.launcher.rundir import RunDir, read_json

@@ -15,7 +15,7 @@ import pytest
 from tests.workers.launcher.harness import Node
 from workers.contracts.wire.maintenance.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN
 from workers.contracts.wire.node_messages import LaunchOrder
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.plan_trials.outcome import Chosen
 from workers.launcher.plan_trials.phase import TrialPhase
 from workers.launcher.rundir import RunDir, read_json

@@ -1,1 +1,1 @@
-"""Exits of attempts that the supervisor decides; `exit_classification` judges those of ranks."""
+"""Exits of attempts: `classification` of those of ranks, `own_verdicts` of the supervisor."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workers.launcher import rendezvous
-from workers.launcher.exit_classification import RankExit, Verdict
+from workers.launcher.exits.classification import RankExit, Verdict
 from workers.launcher.rundir import RunDir
 from workers.launcher.stopping import StopSequence
 

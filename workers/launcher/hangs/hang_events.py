@@ -12,7 +12,7 @@ from workers.contracts.wire.rank_progress import (
     describe_culprits,
     diagnose_stall,
 )
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.hangs.hang_detector import Stall, StallOver, Straggler, event_fields
 
 PATIENT_FACTOR = 3.0  # for loading, compiling, first steps, saving, validation

@@ -10,7 +10,7 @@ from typing import Final
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import command
 from workers.launcher.checkpoint_pin import MANIFEST, pin_checkpoint
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.rundir import RunDir
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.store_link import StoreLink

@@ -19,7 +19,7 @@ from workers.contracts.specs.data import DATA_SET_PREFIX
 from workers.contracts.wire.maintenance.data_sets import DataInput
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import command
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.inputs import data_cache, registered_files
 from workers.launcher.inputs.data_cache import Stopped
 from workers.launcher.isolation.run_user import RunUser

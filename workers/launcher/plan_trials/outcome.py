@@ -13,7 +13,7 @@ from workers.contracts.wire.maintenance.plan_trials import (
     TrialsOrder,
     fastest,
 )
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 
 # exits of ranks that say something about the plan they tried, not about the machine
 OF_PLANS: Final = frozenset({"out_of_memory", "user_error", "numerics", "hang"})

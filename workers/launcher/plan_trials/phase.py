@@ -24,7 +24,7 @@ from workers.contracts.wire.maintenance.plan_trials import (
 )
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
-from workers.launcher.exit_classification import Verdict, judge
+from workers.launcher.exits.classification import Verdict, judge
 from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import RankWatch
 from workers.launcher.plan_trials.outcome import (

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from workers.contracts.specs.script import UV_LOCK, ScriptEnvironment
 from workers.contracts.wire.node_messages import LaunchOrder
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.isolation.run_user import RunUser
 from workers.launcher.rundir import RunDir, read_json
 

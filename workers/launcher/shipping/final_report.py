@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.classification import Verdict
 from workers.launcher.rundir import SHIPPING, RunDir, read_json, write_json
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from workers.launcher.exit_classification import RankExit
+from workers.launcher.exits.classification import RankExit
 from workers.launcher.rundir import RunDir, open_to_read, read_json
 from workers.launcher.shipping.log_capture import LogCollector
 

@@ -9,8 +9,10 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from orchestrator.runs.code.models import ProgramSnapshot, RunCode
 from orchestrator.runs.datasets.models import DataSetUse, DataSetVersion
 from orchestrator.runs.plan_trials.models import PlanTrials
+from orchestrator.runs.store.models import NodeStore, StoredCopy
 from workers.contracts.exit_classes import ExitClass
 from workers.contracts.specs.training_rules.elastic import plan_at
 from workers.contracts.wire.node_messages import AttemptState, RunState
@@ -156,39 +158,6 @@ class RunSecret(models.Model):
         return f"{self.run_id} {self.name}"
 
 
-class ProgramSnapshot(models.Model):
-    """The files of a program (`workers.contracts` `ProgramFiles`), once per fingerprint."""
-
-    fingerprint = models.CharField(max_length=64, unique=True)
-    packed = models.BinaryField()
-    files = models.PositiveIntegerField()
-    bytes = models.BigIntegerField()
-    created = models.DateTimeField(default=timezone.now)
-
-    def __str__(self) -> str:
-        return self.fingerprint[:12]
-
-
-class RunCode(models.Model):
-    """The code of a script run at its submit; without git the fields of git are empty."""
-
-    run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="code")
-    snapshot = models.ForeignKey(ProgramSnapshot, on_delete=models.PROTECT, related_name="runs")
-    folder = models.CharField(max_length=4096)  # the original one
-    start = models.CharField(max_length=1000, blank=True)  # the work folder below it
-    originals = models.JSONField(default=list)
-    git = models.BooleanField(default=False)
-    commit = models.CharField(max_length=64, blank=True)
-    branch = models.CharField(max_length=200, blank=True)
-    remote = models.CharField(max_length=500, blank=True)
-    submodules = models.JSONField(default=dict)  # name → commit
-    diff = models.BinaryField(default=bytes)
-    notes = models.JSONField(default=list)
-
-    def __str__(self) -> str:
-        return f"{self.run_id} {self.commit[:12] or self.snapshot_id}"
-
-
 class Attempt(models.Model):
     """One attempt to execute a run.
 
@@ -291,25 +260,6 @@ class RunEvent(models.Model):
         return f"{self.run_id}#{self.seq} {self.type}"
 
 
-class StoredCopy(models.Model):
-    """A complete copy of a checkpoint or artifact in the store.
-
-    `deleted`: nothing may use it any more; `removed`: its objects do not exist any more.
-    """
-
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="copies")
-    kind = models.CharField(max_length=12)  # checkpoint | artifact
-    key = models.CharField(max_length=500, unique=True)  # below the root of the store
-    bytes = models.BigIntegerField(default=0)
-    fingerprint = models.CharField(max_length=64)
-    created = models.DateTimeField(default=timezone.now)
-    deleted = models.DateTimeField(null=True, blank=True)
-    removed = models.DateTimeField(null=True, blank=True)
-
-    def __str__(self) -> str:
-        return self.key
-
-
 class Checkpoint(models.Model):
     """A saved training state."""
 
@@ -399,20 +349,6 @@ class StoredFolder(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} on {self.node}"
-
-
-class NodeStore(models.Model):
-    """Why the copies of a node wait: the store refused them; removed when it takes one again."""
-
-    node = models.CharField(max_length=80, unique=True)
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+")
-    reason = models.CharField(max_length=16)  # full | credentials | bucket | unreachable | other
-    message = models.CharField(max_length=400)
-    hint = models.CharField(max_length=400)
-    since = models.DateTimeField()
-
-    def __str__(self) -> str:
-        return f"{self.node}: {self.reason}"
 
 
 class RunParameter(models.Model):

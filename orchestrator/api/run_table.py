@@ -13,8 +13,8 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.responses import stream_response
-from orchestrator.api.runs import Filters
 from orchestrator.api.schemas.base import Id, Time
+from orchestrator.api.schemas.run_requests import Filters
 from orchestrator.run_table import selectors, services
 from orchestrator.run_table.export import table_csv
 from workers.contracts.base import Contract

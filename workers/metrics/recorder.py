@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts.wire.points import encode_number, plain
+from workers.metrics.line_files import open_for_append
 
 FLUSH_S = 0.05
 
@@ -40,7 +41,7 @@ class Recorder:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._files = [
-                _open_for_append(directory / name) for name in ("points.jsonl", "events.jsonl")
+                open_for_append(directory / name) for name in ("points.jsonl", "events.jsonl")
             ]
         except OSError as error:
             raise RecorderError(
@@ -138,22 +139,6 @@ def _encoded(line: dict[str, Any]) -> bytes:
     else:
         line["data"] = plain(line["data"])
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-
-def _open_for_append(path: Path) -> int:
-    """Open for appending, truncated to the end of the last complete line."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    size = end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - 65536)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(file, end)
-    return file
 
 
 def last_attempt(path: Path) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workers.metrics.line_files import open_for_append
 from workers.runtime.exit_codes import UserError
 
 
@@ -42,7 +43,7 @@ class OutputFiles:
                     f"produce.output: {path} holds lines of another spec. Use another name."
                 )
             mark.write_text(fingerprint, encoding="utf-8")
-            self._files = [_opened(each) for each in (path, self.rejected_path)]
+            self._files = [open_for_append(each) for each in (path, self.rejected_path)]
             for each, accepted in ((path, True), (self.rejected_path, False)):
                 self._read(each, accepted, existing)
         except OSError as error:
@@ -85,19 +86,3 @@ class OutputFiles:
             return
         self.rejected += 1
         self.reasons[str(line["provenance"]["rejected_by"])] += 1
-
-
-def _opened(path: Path) -> int:
-    """The file open for appending, without an incomplete last line."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    size = end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - 65536)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(file, end)
-    return file

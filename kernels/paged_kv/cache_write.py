@@ -92,18 +92,10 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
-def _check(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    scales: tuple[Tensor, Tensor] | None,
-) -> None:
-    checks.dtype_in("k", k, (*checks.FLOATS, torch.float64))
-    checks.same_dtype(k=k, v=v)
-    checks.dims("k", k, 3, 4)
-    checks.dims("k_cache", k_cache, 4)
+def check_places(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Shapes, devices and layout of a write to the cache: one slot per token of k, room for k's
+    and v's heads. Raises TypeError for dtypes, else ValueError.
+    """
     checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
     checks.integer_dtype("slots", slots)
     checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
@@ -117,10 +109,26 @@ def _check(
         "blocks, block_size, kv_heads, head_dim",
     )
     checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
-    for name, x in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         checks.contiguous_last(name, x)
-    checks.not_expanded("k_cache", k_cache)
-    checks.not_expanded("v_cache", v_cache)
+        checks.not_expanded(name, x)
+
+
+def _check(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
+) -> None:
+    checks.dtype_in("k", k, (*checks.FLOATS, torch.float64))
+    checks.same_dtype(k=k, v=v)
+    checks.dims("k", k, 3, 4)
+    checks.dims("k_cache", k_cache, 4)
+    check_places(k, v, k_cache, v_cache, slots)
+    checks.contiguous_last("k", k)
+    checks.contiguous_last("v", v)
     if scales is None:
         checks.same_dtype(k=k, k_cache=k_cache, v_cache=v_cache)
         return

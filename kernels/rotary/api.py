@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.operators import call_as_operator
-from kernels.paged_kv.cache_write import write_kv
+from kernels.paged_kv.cache_write import check_places, write_kv
 from kernels.rotary import reference
 from kernels.rotary.triton_rope import Cache, launch
 
@@ -240,23 +240,8 @@ def _check_cache(k: torch.Tensor, cache: Cache, check: bool) -> None:
             f"cache is a {type(cache).__name__}; it must be a tuple (v, k_cache, v_cache, slots)."
         )
     v, k_cache, v_cache, slots = cache
-    checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
-    checks.shape(
-        "k_cache", k_cache, (None, None, *k.shape[-2:]), "blocks, block_size, kv_heads, head_dim"
-    )
-    checks.shape(
-        "v_cache",
-        v_cache,
-        (*k_cache.shape[:2], *v.shape[-2:]),
-        "blocks, block_size, kv_heads, head_dim",
-    )
-    checks.integer_dtype("slots", slots)
-    checks.shape("slots", slots, tuple(k.shape[:-2]), "tokens as in k")
+    check_places(k, v, k_cache, v_cache, slots)
     checks.same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
-    checks.same_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        checks.contiguous_last(name, x)
-        checks.not_expanded(name, x)
     capacity = k_cache.shape[0] * k_cache.shape[1]
     if check and slots.numel() and not runtime.is_capturing(k) and int(slots.max()) >= capacity:
         raise ValueError(

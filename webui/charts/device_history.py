@@ -15,6 +15,7 @@ from typing import Any, Final
 from django.utils.translation import gettext as _
 
 from webui.charts.gantt import Tick, time_ticks
+from webui.charts.level_blocks import level_blocks
 from webui.presentation import formatting
 
 LEVELS: Final = 8
@@ -117,7 +118,7 @@ def heat_track(
     top = high if high is not None else max(_known(row.mean, max) for row in rows)
     paths: dict[str, list[str]] = {}
     for number, row in enumerate(rows):
-        for left, width, level in _runs([_level(value, low, top) for value in row.mean]):
+        for left, width, level in level_blocks([_level(value, low, top) for value in row.mean]):
             paths.setdefault(level, []).append(f"M{left} {number}h{width}v1h-{width}z")
     step = (top - low) / LEVELS
     legend = [(str(at), format(low + at * step)) for at in range(LEVELS + 1)]
@@ -193,22 +194,9 @@ def _level(value: float, low: float, high: float) -> str | None:
     return str(min(LEVELS, max(0, math.ceil(LEVELS * share))))
 
 
-def _runs(levels: Sequence[str | None]) -> list[tuple[int, int, str]]:
-    """Neighbors of one level merged: `(left, width, level)`."""
-    blocks: list[tuple[int, int, str]] = []
-    for at, name in enumerate(levels):
-        if name is None:
-            continue
-        if blocks and blocks[-1][2] == name and sum(blocks[-1][:2]) == at:
-            blocks[-1] = (blocks[-1][0], blocks[-1][1] + 1, name)
-        else:
-            blocks.append((at, 1, name))
-    return blocks
-
-
 def _stretches(values: Values) -> list[tuple[int, int]]:
     """`(first, end)` of neighboring columns with readings."""
-    blocks = _runs([None if math.isnan(value) else "1" for value in values])
+    blocks = level_blocks([None if math.isnan(value) else "1" for value in values])
     return [(left, left + width) for left, width, _level in blocks]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from django.utils.translation import gettext as _
 
+from webui.charts.level_blocks import level_blocks
 from webui.planner.charts.axes import Tick
 from webui.presentation import formatting
 
@@ -106,7 +107,9 @@ def heat(
     level, legend = _even(format) if scale == "even" else _LEVELS[scale](finite, format)
     paths: dict[str, list[str]] = {}
     for index, row in enumerate(grid):
-        for left, width, name in _runs([None if value is None else level(value) for value in row]):
+        for left, width, name in level_blocks(
+            [None if value is None else level(value) for value in row]
+        ):
             paths.setdefault(name, []).append(f"M{left} {index}h{width}v1h-{width}z")
     used = set(paths)
     if NON_FINITE in used:
@@ -233,19 +236,6 @@ def _even(format: Format) -> tuple[Callable[[float], str], list[tuple[str, str]]
     low = [(f"cool-{step}", format(2 ** (-step / 2))) for step in range(_EVEN, 0, -1)]
     high = [(f"warm-{step}", format(2 ** (step / 2))) for step in range(1, _EVEN + 1)]
     return level, [*low, ("even", format(1.0)), *high]
-
-
-def _runs(levels: Sequence[str | None]) -> list[tuple[int, int, str]]:
-    """Merge neighbors of one level: `(left, width, level)`."""
-    blocks: list[tuple[int, int, str]] = []
-    for at, name in enumerate(levels):
-        if name is None:
-            continue
-        if blocks and blocks[-1][2] == name and sum(blocks[-1][:2]) == at:
-            blocks[-1] = (blocks[-1][0], blocks[-1][1] + 1, name)
-        else:
-            blocks.append((at, 1, name))
-    return blocks
 
 
 def _ticks(edges: Sequence[tuple[float, float]]) -> list[Tick]:

@@ -98,26 +98,26 @@ def distinct(plans: Sequence[Mapping[str, Any]], most: int) -> list[tuple[Mappin
 
 def interval(answer: Mapping[str, Any]) -> str:
     """Returns the 80% interval of the step time."""
-    step = formatting.number(answer.get("step_time_s"))
-    low, high = (
-        formatting.number(answer.get("step_time_low_s")),
-        formatting.number(answer.get("step_time_high_s")),
-    )
-    if not step or low is None or high is None or high <= low:
-        return ""
-    return time.interval(low, high)
+    bounds = _bounds(answer)
+    return time.interval(*bounds[1:]) if bounds else ""
 
 
 def spread(answer: Mapping[str, Any]) -> str:
     """Returns the 80% interval relative to the step time: −17% +21%."""
-    step = formatting.number(answer.get("step_time_s"))
-    low, high = (
-        formatting.number(answer.get("step_time_low_s")),
-        formatting.number(answer.get("step_time_high_s")),
-    )
-    if not step or low is None or high is None or high <= low:
+    bounds = _bounds(answer)
+    if bounds is None:
         return ""
+    step, low, high = bounds
     return f"{low / step - 1:+.0%} {high / step - 1:+.0%}".replace("-", "−")
+
+
+def _bounds(answer: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """Step time and the ends of its 80% interval in seconds; None without an interval."""
+    names = ("step_time_s", "step_time_low_s", "step_time_high_s")
+    step, low, high = (formatting.number(answer.get(name)) for name in names)
+    if not step or low is None or high is None or high <= low:
+        return None
+    return step, low, high
 
 
 def drawn(plans: Sequence[Mapping[str, Any]], pareto: Sequence[int], chosen: str) -> Scatter | None:

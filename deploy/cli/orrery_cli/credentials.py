@@ -27,7 +27,8 @@ def path() -> Path:
 def server_url(given: str | None = None) -> str:
     """The server's address without a slash at its end.
 
-    The first of: `given`, the option --url, ORRERY_URL, the last login, this machine.
+    The first of: `given`, the option --url, ORRERY_URL, the last login, this machine. Raises
+    CliError for an address that is not HTTP.
     """
     url = given or chosen_url or os.environ.get("ORRERY_URL") or _read().get("url") or DEFAULT_URL
     url = str(url).strip().rstrip("/").removesuffix("/api/v1")

@@ -13,7 +13,7 @@ SEQ_LEN = 128  # of a training run without one; within every preset's maximum
 
 
 def read_document(source: str) -> dict[str, Any]:
-    """The JSON object in a file, or of standard input (`-`)."""
+    """The JSON object in a file, or of standard input (`-`). Raises CliError."""
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -44,7 +44,7 @@ def split_submission(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_field(spec: dict[str, Any], assignment: str) -> None:
-    """Apply `train.optimizer.lr=0.001`: the value is JSON, or else text."""
+    """Apply `train.optimizer.lr=0.001`: the value is JSON, or else text. Raises CliError."""
     path, equals, text = assignment.partition("=")
     if not equals or not path:
         raise CliError(
@@ -64,7 +64,7 @@ def parse_value(text: str) -> Any:
 
 
 def put(spec: dict[str, Any], path: str, value: Any) -> None:
-    """Set a field by its path; creates the objects on the way."""
+    """Set a field by its path; creates missing objects. Raises CliError if a part is no object."""
     *parents, last = path.split(".")
     place = spec
     for name in parents:

@@ -75,7 +75,7 @@ class _Reader:
         self._start: tuple[float, str | None] = (-1e9, None)
 
     def read(self, request: Callable[[], T]) -> T:
-        """The answer, after as many tries as the patience allows."""
+        """The response; repeats the request for `patience_s` in an outage. Raises CliError."""
         since, pause_s = None, 1.0
         while True:
             try:

@@ -146,7 +146,7 @@ def share(
 
 
 def read_markdown(source: str) -> str:
-    """The text of a file, or of standard input (`-`)."""
+    """The text of a file, or of standard input (`-`). Raises CliError."""
     try:
         return sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

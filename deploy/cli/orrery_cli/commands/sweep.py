@@ -196,7 +196,10 @@ def summary(document: dict[str, Any]) -> str:
 
 
 def read_parameter(text: str) -> tuple[str, dict[str, Any]]:
-    """`lr=1e-4..0.1:log` → ("lr", {min, max, scale}); `lr=1,2` → ("lr", {values})."""
+    """`lr=1e-4..0.1:log` → ("lr", {min, max, scale}); `lr=1,2` → ("lr", {values}).
+
+    Raises CliError.
+    """
     path, equals, value = text.partition("=")
     if not equals or not path or not value:
         raise CliError(

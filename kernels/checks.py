@@ -178,7 +178,7 @@ def softcap(value: float) -> None:
 
 
 def window(value: int | None) -> None:
-    """The number of keys that a query sees, its own included; None for all."""
+    """The value must be the number of keys that a query sees, its own included, or None for all."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):

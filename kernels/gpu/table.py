@@ -124,7 +124,7 @@ def _value(goal: Goal, rows: list[Row]) -> tuple[float, str]:
 
 
 def render_readme(text: str, results: Path) -> str:
-    """The README's text with its table rewritten."""
+    """The README's text with its table rewritten. Raises ValueError without the table's marks."""
     before, _, rest = text.partition(BEGIN)
     _, has_end, after = rest.partition(END)
     if not has_end:

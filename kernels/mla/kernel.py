@@ -1,7 +1,7 @@
 """Split-K attention on latents: a tile of latents is loaded once and used as keys and values of all
 heads.
 
-Rows are the heads times a sequence's query tokens. `paged_attention_combine_kernel` merges the
+Rows are the heads times a sequence's query tokens. `mla_decode_combine_kernel` merges the
 partial results.
 """
 

@@ -42,7 +42,10 @@ def _file(data: Any) -> bytes:
 
 
 def png(rows: Any) -> bytes:
-    """A PNG file of nested lists (height, width) or (height, width, channels)."""
+    """A PNG file of nested lists (height, width) or (height, width, channels).
+
+    Raises ValueError.
+    """
     if not rows or not rows[0]:
         raise ValueError("the image has no pixels")
     first = rows[0][0]
@@ -74,7 +77,7 @@ def _byte(value: Any, is_float: bool) -> int:
 
 
 def histogram(values: Any, bins: int = BINS) -> dict[str, list[float]]:
-    """`{counts, edges}` of the finite numbers in bins of equal width."""
+    """`{counts, edges}` of the finite numbers in bins of equal width. Raises ValueError."""
     numbers = [number for number in _numbers(_plain(values)) if math.isfinite(number)]
     if not numbers:
         raise ValueError("there is no finite number")

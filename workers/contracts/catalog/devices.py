@@ -59,7 +59,7 @@ class Device(Contract):
         """The precision that products are computed in: native, or the nearest wider one.
 
         bf16 has the exponents of fp32, so fp16 cannot replace it; all represent fp8. A device
-        described without fp32 computes in its widest precision.
+        described without fp32 computes in its widest precision. Raises Refused.
         """
         if precision not in _REPRESENTED_BY:
             raise Refused(

@@ -57,7 +57,7 @@ def llama_block(
 
 
 def read_activation(config: ConfigFields, key: str, default: str) -> str:
-    """ModelSpec's name of the activation under `key`."""
+    """ModelSpec's name of the activation under `key`. Raises UnreadableConfig."""
     name = config.text(key, default=default)
     if name not in _ACTIVATIONS:
         raise config.error(key, f"is {name!r}", f"Use one of {', '.join(_ACTIVATIONS)}.")

@@ -61,7 +61,10 @@ _IMAGE = re.compile(r"(docker://)?[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
 def check_image(text: str) -> str:
-    """A reference such as nvcr.io/nvidia/pytorch:25.06-py3, or a path to a .sif file."""
+    """A reference such as nvcr.io/nvidia/pytorch:25.06-py3, or a path to a .sif file.
+
+    Raises Refused.
+    """
     is_file = text.endswith(".sif") and re.fullmatch(r"/?[A-Za-z0-9][A-Za-z0-9._/@-]{0,500}", text)
     if not (is_file or _IMAGE.fullmatch(text)) or ".." in text.split("/"):
         raise Refused(

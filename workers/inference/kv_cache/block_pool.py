@@ -87,7 +87,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block.
 
-        Pass a sequence's blocks in order: its last blocks are then evicted first.
+        Pass a sequence's blocks in order: its last blocks are then evicted first. Raises
+        ValueError for a block that is not in use.
         """
         for block in reversed(blocks):
             if self._references[block] < 1:

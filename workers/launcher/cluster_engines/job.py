@@ -48,7 +48,10 @@ class NotStarted(RuntimeError):
 
 
 def main() -> int:
-    """Supervise this node's part of the attempt to its end; 0 also if there is nothing to do."""
+    """Supervise this node's part of the attempt to its end; 0 also if there is nothing to do.
+
+    Raises NotStarted if the attempt must not start here.
+    """
     # the first process of a container ignores SIGTERM unless it handles it
     signal.signal(signal.SIGTERM, _stop_waiting)
     try:
@@ -86,7 +89,7 @@ def _stop_waiting(number: int, frame: FrameType | None) -> None:
 
 
 def home_folder(text: str) -> Path:
-    """The engine's home folder on this node."""
+    """The engine's home folder on this node. Raises NotStarted for a path that is not absolute."""
     path = Path(os.path.expandvars(os.path.expanduser(text)))
     if not path.is_absolute() or "$" in str(path):
         raise NotStarted(f"The engine's home {text} is not an absolute path on this node.")

@@ -73,7 +73,7 @@ def main() -> NoReturn:
 
 
 def load_modules(names: list[str]) -> None:
-    """Set the variables that `module load` sets."""
+    """Set the variables that `module load` sets. Raises PreparationFailed."""
     try:
         done = subprocess.run(
             ["bash", "-lc", LOAD, "load", *names],
@@ -231,7 +231,7 @@ def use(folder: Path) -> None:
 
 
 def check_torch(python: str, *, locked: bool) -> None:
-    """Whether this Python has torch, which starts the ranks."""
+    """Check that this Python has torch, which starts the ranks. Raises PreparationFailed."""
     probe = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
     try:
         missing = subprocess.run([python, "-c", probe], stdin=subprocess.DEVNULL).returncode

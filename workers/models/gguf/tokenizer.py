@@ -67,7 +67,7 @@ class _Vocabulary:
         return WeightsError(f"{self.where}: its tokenizer {message}. {hint}")
 
     def document(self) -> dict[str, Any]:
-        """The content of tokenizer.json."""
+        """The content of tokenizer.json. Raises WeightsError for an unsupported tokenizer."""
         if self.kind == "gpt2":
             made = self._byte_level()
         elif self.kind == "llama":

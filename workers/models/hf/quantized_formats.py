@@ -290,7 +290,7 @@ def pack(scheme: Quantization, packed: Packed) -> tuple[Tensor, ...]:
 
 
 def unpack_nibbles(x: Tensor) -> Tensor:
-    """`[…]` int32 to `[…, 8]` uint8, the lowest four bits first."""
+    """`[…]` int32 to `[…, 8]` uint8, the lowest four bits first. Raises ValueError."""
     if x.dtype != torch.int32:
         raise ValueError(f"packed numbers are int32, not {x.dtype}")
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)

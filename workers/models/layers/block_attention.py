@@ -141,7 +141,7 @@ def block_backward(
 
 
 def _multipliable(x: Tensor) -> Tensor:
-    """fp16 on a CPU is converted to fp32, as everywhere in the engine (`half_products`)."""
+    """fp16 on a CPU is converted to fp32, as everywhere in the engine (`fp16_matmul`)."""
     return x.float() if x.dtype is torch.float16 and x.device.type == "cpu" else x
 
 

@@ -17,7 +17,7 @@ from workers.training.setup.spec_loading import load_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code, as that of `workers.training.main`."""
+    """Train by the spec; the exit code, as that of `workers.training.main`."""
     parser = argparse.ArgumentParser(
         prog="workers.posttraining.reinforcement.main", description="Train by sampled answers."
     )

@@ -105,7 +105,10 @@ class _Windows:
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def read(self, number: int) -> tuple[int, NDArray[np.int64]]:
-        """Where the source's sample `number` starts, and its ids."""
+        """Where the source's sample `number` starts, and its ids.
+
+        Raises UserError for an id outside the vocabulary.
+        """
         epoch, place = divmod(number, self.windows)
         if self.shuffle:
             place = int(self._permutation(epoch)[place])

@@ -89,7 +89,7 @@ def write_shard(
 
     `separator` follows every document. `starts` point at the separator before a document, so that
     the separator predicts the document's first token and no token is predicted from another
-    document.
+    document. Raises UserError if the documents are empty.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = f".{socket.gethostname()}.{os.getpid()}"

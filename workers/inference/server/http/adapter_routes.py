@@ -27,7 +27,7 @@ _PATH: TypeAdapter[str] = TypeAdapter(AdapterPath)
 
 
 def adapter_routes(handler: RequestHandler) -> list[Route]:
-    """The two routes."""
+    """The routes that load and unload an adapter."""
 
     async def load(request: Request) -> Response:
         fields = await _fields(request, handler, {"lora_name", "lora_path"})

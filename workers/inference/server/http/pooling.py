@@ -35,7 +35,7 @@ _ONLY = {"use_activation": False, "encoding_format": "float"}
 
 
 def parse_scores(body: Any, kind: ScoreKind) -> ParsedRequest:
-    """All fields except the texts."""
+    """All fields of a request except the texts. Raises ApiError."""
     fields = check_object(body, _FIELDS[kind])
     for name, only in _ONLY.items():
         if fields.get(name, only) != only:
@@ -65,7 +65,7 @@ def texts_to_score(
     chat_format: Callable[[], ChatFormat],
 ) -> list[tuple[int, ...]]:
     """Token ids of each text, as training encoded it: a conversation or an answer ends with its
-    stop token.
+    stop token. Raises ApiError.
     """
     fields = parsed.fields
     if parsed.scores == "score":

@@ -139,7 +139,7 @@ class RequestHandler:
         )
 
     async def parse_scores(self, body: Any, kind: ScoreKind) -> ParsedRequest:
-        """As `parse`, for scores of a reward model."""
+        """As `parse`, for scores of a reward model. Raises ApiError if the server has none."""
         parsed = parse_scores(body, kind)
         adapter = self.find_model(parsed.fields.get("model", self.names[0]))
         if not self.scores:

@@ -109,7 +109,7 @@ class ParsedRequest:
 
 
 def parse_body(body: Any, *, chat: bool) -> ParsedRequest:
-    """All fields except prompt and messages."""
+    """All fields of a request except prompt and messages. Raises ApiError."""
     known = _FIELDS["chat" if chat else "completions"] | _EXTENSIONS | _IGNORED
     fields = check_object(body, known)
     n = _number(fields, "n", 1, integer=True, low=1, high=128)
@@ -195,7 +195,7 @@ def value_error(error: ValueError) -> ApiError:
 
 
 def parse_messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`{role, content, ...}`, with the text parts of each content joined."""
+    """`{role, content, ...}`, with the text parts of each content joined. Raises ApiError."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("messages must be a list of at least one {role, content}", param="messages")

@@ -52,7 +52,10 @@ def user_create(
     must_change_password: bool = False,
     by: User | None = None,
 ) -> User:
-    """Create a user. Without a password the user can only use tokens; admins get Django's admin."""
+    """Create a user. Without a password the user can only use tokens; admins get Django's admin.
+
+    Raises 409 for a name that is taken, 422.
+    """
     if role not in Role.values:
         raise invalid("role", f"{role!r} is not a role", f"Use one of {', '.join(Role.values)}.")
     if by is not None:
@@ -85,7 +88,10 @@ def user_create(
 
 
 def user_role_set(*, user: User, role: str, by: User | None) -> None:
-    """Set the role; at their next use, tokens lose scopes that it does not allow."""
+    """Set the role; at their next use, tokens lose scopes that it does not allow.
+
+    Raises 409 if admins would remove their own role, 422.
+    """
     if by is not None:
         require_role(by, Role.ADMIN, "change roles")
     if role not in Role.values:
@@ -104,7 +110,7 @@ def user_role_set(*, user: User, role: str, by: User | None) -> None:
 
 
 def password_change(*, user: User, password: str) -> None:
-    """Set a new password under the site's rules; it then need not be changed."""
+    """Set a new password; the user need not change it again. Raises 422 by the site's rules."""
     try:
         validate_password(password, user)
     except ValidationError as error:
@@ -140,7 +146,7 @@ def token_create(
 
     `scopes` defaults to all that the user's role allows. Users create tokens for themselves; admins
     and local commands (`by` None) for every user. `creator` is the token of the call: the new one
-    expires no later; without `expires` at the same time.
+    expires no later; without `expires` at the same time. Raises 409 for too many tokens, 422.
     """
     if by is not None and by.pk != user.pk:
         require_role(by, Role.ADMIN, "create tokens for other users")

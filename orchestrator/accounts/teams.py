@@ -110,6 +110,7 @@ def team_update(
     """Rename a team, or set its monthly budget, its quota of devices or its fair share.
 
     Only admins of the site set the latter three. A quota below what the team holds stops no run.
+    Raises 403, 409 for a name that is taken, 422.
     """
     _require_admin(team, by)
     changes: dict[str, object] = {}

@@ -127,7 +127,10 @@ def alert_acknowledge(*, alert: Alert, by: User) -> Alert:
 
 
 def mute(*, by: User, source: str, subject: str = "", hours: float | None = None) -> AlertMute:
-    """Send the person no messages of a rule, about one subject or all; None: without an end."""
+    """Send the user no messages of a rule, about one subject or all; None: without an end.
+
+    Raises 409 for too many mutes, 422 for `hours` outside 0 to 8760.
+    """
     if hours is not None and not 0 < hours <= 8760:
         raise invalid(
             "hours", f"{hours:g} hours are not possible", "Use at most 8760, or omit the field."

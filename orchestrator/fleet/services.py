@@ -33,7 +33,10 @@ _READ_S = 5.0  # for reading what a node sent before it is removed
 def join_token_create(
     *, by: User | None, pool: str | None = None, expires: datetime | None = None
 ) -> str:
-    """The text of a new single-use token for joining the pool, valid for a day by default."""
+    """The text of a new single-use token for joining the pool, valid for a day by default.
+
+    Raises 403, 422 for a time in the past.
+    """
     if by is not None:
         accounts.require_role(by, Role.OPERATOR, "create join tokens")
     now = clock.now()
@@ -58,9 +61,9 @@ def join_token_create(
 
 
 def pool_ensure(name: str) -> Pool:
-    """The pool with this name; created if it does not exist."""
+    """The pool with this name; created if it does not exist. Raises 422 for an invalid name."""
     if not name or len(name) > 80:
-        raise invalid("pool", "a pool's name has 1 to 80 characters", DEFAULT)
+        raise invalid("pool", "a pool's name has 1 to 80 characters", f"Use {DEFAULT}.")
     return Pool.objects.get_or_create(name=name)[0]
 
 

@@ -75,7 +75,10 @@ Node = CharacterSet | Assertion | Sequence | Alternatives | Repeat
 
 
 def parse(text: str) -> tuple[Node, bool]:
-    """The tree of a pattern, and whether it ignores case (`(?i)` at its begin)."""
+    """The tree of a pattern, and whether it ignores case (`(?i)` at its start).
+
+    Raises PatternError.
+    """
     ignore_case = text.startswith("(?i)")
     reader = _Reader(text, 4 if ignore_case else 0)
     tree = reader.alternatives(0)
@@ -128,7 +131,7 @@ class _Reader:
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
     def repeated(self, part: Node) -> Node:
-        """The part with the quantifier that follows it, if one does."""
+        """The part with the quantifier that follows it, if one does. Raises PatternError."""
         at = self.at
         match self.peek():
             case "*":
@@ -227,7 +230,7 @@ class _Reader:
         return character
 
     def bracket(self, start: int) -> Node:
-        """The set after `[`; a `]` in front is a member."""
+        """The set after `[`; a `]` in front is a member. Raises PatternError."""
         negated = self.peek() == "^"
         self.at += negated
         characters, ranges, classes = set[str](), [], []
@@ -251,7 +254,7 @@ class _Reader:
         return CharacterSet(frozenset(characters), tuple(ranges), tuple(classes), negated)
 
     def member(self) -> str:
-        """One character, or a backslash and the letter of a class."""
+        """One character, or a backslash and the letter of a class. Raises PatternError."""
         start, character = self.at, self.take()
         if character != "\\":
             return character

@@ -82,7 +82,10 @@ class ColumnNames:
         raise QueryError(f"no run has a value {name!r}", at, f"Use {near!r}." if near else "")
 
     def path(self, name: str, at: int) -> str:
-        """The path of a spec value by its full or last name; empty without one."""
+        """The path of a spec value by its full or last name; empty if there is none.
+
+        Raises QueryError if several paths end with the name.
+        """
         if name in self.config:
             return name
         ends = sorted(path for path in self.config if path.endswith(f".{name}"))

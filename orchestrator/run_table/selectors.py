@@ -110,7 +110,7 @@ def table_runs(
 def matching(
     *, user: User, query: str = "", names: ColumnNames | None = None, **filters: Any
 ) -> MatchingRuns:
-    """As `table_runs`, for pages in an order."""
+    """As `table_runs`, for pages in an order. Raises 422 for a wrong query."""
     runs = runs_selectors.runs_matching(user=user, **filters)
     if not query.strip():
         return MatchingRuns(runs, runs)

@@ -70,7 +70,10 @@ def sweep_create(
 
 
 def sweep_cancel(*, sweep: Sweep, by: User) -> Sweep:
-    """End the sweep and cancel its runs that have not ended. Cancelling twice has no effect."""
+    """End the sweep and cancel its runs that have not ended. Cancelling twice has no effect.
+
+    Raises 403 for users who are neither owner nor operator.
+    """
     if not may_manage(sweep, by):
         raise forbidden(
             f"Sweep {sweep.pk} belongs to {sweep.owner.username}; its owner and operators can "

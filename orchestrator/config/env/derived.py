@@ -30,7 +30,10 @@ def secret_key(env: Env) -> str:
 
 
 def database(env: Env) -> dict[str, Any]:
-    """Django's DATABASES entry: SQLite in WAL mode by default, PostgreSQL with DATABASE_URL."""
+    """Django's DATABASES entry: SQLite in WAL mode by default, PostgreSQL with DATABASE_URL.
+
+    Raises ImproperlyConfigured for a URL of another database.
+    """
     if not env.database_url:
         return {
             "ENGINE": "django.db.backends.sqlite3",

@@ -80,7 +80,7 @@ def legal_degrees(
 ) -> Rows:
     """All factorizations of the devices into dp x tp x pp x cp whose degrees are legal.
 
-    Counts each other factorization once in `rejected`.
+    Counts each other factorization once in `rejected`. Refuses a request with too many plans.
     """
     rows: list[tuple[int, ...]] = []
     for nodes, per_node in _device_numbers(cluster, axes):

@@ -30,7 +30,10 @@ _MAX_RACES = 5  # after a lost race the new state is visible; several in a row a
 
 
 def run_cancel(*, run: Run, by: User) -> Run:
-    """End a waiting run at once; request a running one to stop. Idempotent."""
+    """End a waiting run at once; request a running one to stop. Idempotent.
+
+    Raises 409 for a run that has ended.
+    """
 
     def act() -> bool:
         state = RunState(run.state)
@@ -202,7 +205,10 @@ def run_update(
 
 
 def external_finish(*, run: Run, status: str, reason: str = "", by: User | None = None) -> Run:
-    """End an external run: reported by its program, or by the control plane after long silence."""
+    """End an external run: reported by its program, or by the control plane after long silence.
+
+    Raises 409 for a run that Orrery started or that has ended, 422 for another `status`.
+    """
     if by is not None:
         require_manage(run, by)
     if status not in states.ENDED:
@@ -286,7 +292,7 @@ def require_manage(run: Run, by: User) -> None:
 
 
 def perform(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
-    """Run the action; repeat it if a concurrent transition won."""
+    """Run the action; repeat it if a concurrent transition won. Raises 403, 409."""
     require_manage(run, by)
     for _ in range(_MAX_RACES):
         with transaction.atomic():

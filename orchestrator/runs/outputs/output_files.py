@@ -12,7 +12,10 @@ from orchestrator.common.checked_files import open_resolved, resolved_below
 
 
 def open_output_file(path: Path) -> BinaryIO:
-    """Open a file in its run's folder or below a data root; links may not lead out of these."""
+    """Open a file in its run's folder or below a data root; links may not lead out of these.
+
+    Raises OSError.
+    """
     runs = Path(settings.ENV.media_runs)
     if path.is_relative_to(runs) and path != runs:
         places = [runs / path.relative_to(runs).parts[0]]

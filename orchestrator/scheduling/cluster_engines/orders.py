@@ -80,7 +80,10 @@ def build(job: EngineJob, pool: Pool) -> Order | None:
 
 
 def publish(job: EngineJob, rows: Sequence[EngineMember]) -> bool:
-    """Publish the attempt's launch orders; False if the attempt ended instead."""
+    """Publish the attempt's launch orders; False if the attempt ended instead.
+
+    Raises NotPublished.
+    """
     attempt = job.attempt
     secrets = runs.script_secrets_of([attempt.run]).get(attempt.run_id, {})
     variables = dispatch.variables_of(attempt, secrets)

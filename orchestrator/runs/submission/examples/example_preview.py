@@ -59,7 +59,10 @@ def example_preview(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preview_of_checked_paths(parsed: PreviewRequest) -> dict[str, Any]:
-    """As `example_preview`, of absolute paths that this user may read."""
+    """As `example_preview`, of absolute paths that this user may read.
+
+    Raises 503 while two previews are in progress, 422 for one that takes too long.
+    """
     if not _running.acquire(timeout=5):
         raise Refusal("busy", "Try again", 503, "Two previews are in progress.", retry_after_s=5)
     try:

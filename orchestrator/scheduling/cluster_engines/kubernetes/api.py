@@ -140,7 +140,10 @@ class Api:
 
     @contextmanager
     def watch(self, path: str, *, seconds: int, **query: Any) -> Iterator[Iterator[dict[str, Any]]]:
-        """Events as they arrive; the server ends the stream after `seconds`."""
+        """Events as they arrive; the server ends the stream after `seconds`.
+
+        Raises NoAnswer, ApiError.
+        """
         values = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds}
         read = httpx.Timeout(self._timeout.connect, read=seconds + 15.0)
         try:

@@ -1,7 +1,8 @@
-"""The runs table: names for queries, groups, CSV, and saved views."""
+"""The runs table: names for queries, groups, CSV, Parquet, and saved views."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
@@ -16,11 +17,12 @@ from orchestrator.api.http.responses import stream_response
 from orchestrator.api.schemas.base import Id, Time
 from orchestrator.api.schemas.run_requests import Filters
 from orchestrator.run_table import selectors, services
-from orchestrator.run_table.export import table_csv
+from orchestrator.run_table.export import table_csv, table_parquet
 from workers.contracts.base import Contract
 
 router = Router(tags=["runs"])
 views = Router(tags=["runs"])
+_PARQUET = "application/vnd.apache.parquet"
 _Columns = Annotated[
     str, Field(max_length=4000, description="comma-separated: `val_loss,min(loss),train.seq_len`")
 ]
@@ -104,20 +106,27 @@ def column_list(request: HttpRequest) -> Any:
 @router.get(
     "/csv",
     auth=require_scope("read"),
-    summary="Download the table",
+    summary="Download the table as CSV",
     openapi_extra={"responses": {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}},
 )
-def table(request: HttpRequest, wanted: Query[Table]) -> HttpResponseBase:
+def table_as_csv(request: HttpRequest, wanted: Query[Table]) -> HttpResponseBase:
     """Every run that passes the filters, as CSV, with the columns."""
-    by = user(request)
-    names = selectors.known_names(user=by)
-    columns, _ = selectors.read_columns(wanted.columns, names)
-    sort = selectors.read_sort(wanted.sort or "", names)
-    runs = selectors.matching(user=by, names=names, **wanted.chosen(by))
-    parts = table_csv(runs, sort=sort, columns=columns)
-    response = stream_response(request, parts, "text/csv; charset=utf-8")
-    response["Content-Disposition"] = 'attachment; filename="runs.csv"'
-    return response
+    return _file(request, wanted, table_csv, "text/csv; charset=utf-8", "runs.csv")
+
+
+@router.get(
+    "/parquet",
+    auth=require_scope("read"),
+    summary="Download the table as Parquet",
+    openapi_extra={
+        "responses": {
+            200: {"content": {_PARQUET: {"schema": {"type": "string", "format": "binary"}}}}
+        }
+    },
+)
+def table_as_parquet(request: HttpRequest, wanted: Query[Table]) -> HttpResponseBase:
+    """Every run that passes the filters, as a Parquet file, with the columns."""
+    return _file(request, wanted, table_parquet, _PARQUET, "runs.parquet")
 
 
 @router.get("/groups", response=GroupsOut, auth=require_scope("read"), summary="Group runs")
@@ -153,6 +162,23 @@ def view_delete(request: HttpRequest, id: int) -> HttpResponse:
     by = user(request)
     services.view_delete(view=selectors.view_get(user=by, id=id), by=by)
     return HttpResponse(status=204)
+
+
+def _file(
+    request: HttpRequest,
+    wanted: Table,
+    write: Callable[..., Iterator[bytes]],
+    content_type: str,
+    filename: str,
+) -> HttpResponseBase:
+    by = user(request)
+    names = selectors.known_names(user=by)
+    columns, _ = selectors.read_columns(wanted.columns, names)
+    sort = selectors.read_sort(wanted.sort or "", names)
+    runs = selectors.matching(user=by, names=names, **wanted.chosen(by))
+    response = stream_response(request, write(runs, sort=sort, columns=columns), content_type)
+    response["Content-Disposition"] = f'attachment; filename="{filename}"'
+    return response
 
 
 def _view(view: Any) -> dict[str, Any]:

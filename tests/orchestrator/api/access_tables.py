@@ -16,6 +16,7 @@ GET    v1/runs                                        read
 GET    v1/runs/columns                                read
 GET    v1/runs/csv                                    read
 GET    v1/runs/groups                                 read
+GET    v1/runs/parquet                                read
 GET    v1/run-views                                   read
 POST   v1/run-views                                   runs
 DELETE v1/run-views/{int:id}                          runs    private

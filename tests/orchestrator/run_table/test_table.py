@@ -1,4 +1,4 @@
-"""Filters, order, groups, CSV and views of the runs table, through REST."""
+"""Filters, order, groups and views of the runs table, through REST."""
 
 from __future__ import annotations
 
@@ -16,24 +16,6 @@ from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def runs(owner: User) -> list[Run]:
-    """Four runs with learning rates; the first three have losses 3, 1 and 2 and a minimum of 0."""
-    made = []
-    for number, lr in enumerate((1e-3, 1e-4, 1e-2, 1e-2)):
-        train = {"steps": 20, "seq_len": 64, "optimizer": {"lr": lr}}
-        model = "llama-tiny" if number else "llama-15m"
-        run = factories.run(owner, name=f"run {number}", train=train, model=model, tags=["all"])
-        if number < 3:
-            last = (3.0, 1.0, 2.0)[number]
-            values: dict[str, Any] = {"loss": lambda step, last=last: last if step == 2 else 0.0}
-            points = batch_of(run, [1, 2], **values)
-            telemetry.points_store(run=run, attempt=1, batches=[points])
-        made.append(run)
-    telemetry.summaries_refresh(limit=10, wait=False)
-    return made
 
 
 def numbers(client: Client, runs: list[Run], **query: object) -> list[int]:
@@ -168,17 +150,6 @@ def test_groups_have_aggregates(owner: User, runs: list[Run]) -> None:
     by_lr = client.get("/api/v1/runs/groups", {"by": "lr", "query": "loss < 9"}).json()["items"]
     assert {item["value"]: item["count"] for item in by_lr} == {"0.001": 1, "0.0001": 1, "0.01": 1}
     assert client.get("/api/v1/runs/groups", {"by": "loss"}).status_code == 422
-
-
-def test_the_table_downloads_as_csv(owner: User, runs: list[Run]) -> None:
-    answer = factories.api(owner).get(
-        "/api/v1/runs/csv",
-        {"columns": "min(loss),lr,unknown", "sort": "-loss", "query": "loss > 1"},
-    )
-    lines = b"".join(answer).decode().splitlines()
-    assert lines[0].endswith("created,min(loss),train.optimizer.lr")
-    assert [line.split(",")[0] for line in lines[1:]] == [str(runs[0].pk), str(runs[2].pk)]
-    assert lines[1].endswith(",0.0,0.001")
 
 
 def test_views_are_shared_with_a_team(people: factories.People) -> None:

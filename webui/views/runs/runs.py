@@ -83,6 +83,7 @@ def runs(request: PageRequest) -> HttpResponse:
         "problem": problem,
         "groups": groups,
         "csv": f"/api/v1/runs/csv{filters.url()}",
+        "parquet": f"/api/v1/runs/parquet{filters.url()}",
         "views": _views(request, filters),
         "teams": run_table.team_names(user=request.user),
         "completions": run_table.completions(names),

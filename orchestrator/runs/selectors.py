@@ -41,6 +41,7 @@ from orchestrator.runs.queries.run_list import (
     run_get,
     run_list,
     run_rows,
+    runs_failed_since,
     runs_matching,
     runs_visible_to,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "run_get",
     "run_list",
     "run_rows",
+    "runs_failed_since",
     "runs_matching",
     "runs_read_by",
     "runs_seen_since",
@@ -178,8 +180,12 @@ def events_visible_to(
     without: Iterable[str] = (),
     of_runs: Collection[int] | None = None,
     since: datetime | None = None,
+    or_failed: bool = False,
 ) -> list[RunEvent]:
-    """Events of all visible runs or of some, newest first, ids below `before_id`; selects runs."""
+    """Events of all visible runs or of some, newest first, ids below `before_id`; selects runs.
+
+    `or_failed` adds to `types` the changes of runs to the state failed.
+    """
     rows = RunEvent.objects.select_related("run")
     if of_runs is not None:
         rows = rows.filter(run__in=of_runs)
@@ -191,7 +197,10 @@ def events_visible_to(
     if owners is not None:
         rows = rows.filter(run__owner_id__in=owners)
     if types:
-        rows = rows.filter(type__in=list(types))
+        wanted = Q(type__in=list(types))
+        if or_failed:
+            wanted |= Q(type="state_changed", data__of="run", data__new="failed")
+        rows = rows.filter(wanted)
     if without:
         rows = rows.exclude(type__in=list(without))
     if before_id is not None:

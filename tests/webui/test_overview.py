@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from orchestrator.accounts.models import Team, User
+from orchestrator.runs.models import Run
+from orchestrator.telemetry import services as telemetry
+from orchestrator.telemetry.services import Lines
 from tests import factories
 from webui import shared_parts
 from webui.shared_parts import SharedByKey
@@ -82,3 +88,56 @@ def test_parts_that_were_read_while_rights_changed_are_not_shared(
     monkeypatch.setattr(overview.scheduling, "overview", changed)
     assert "secret-run" not in factories.client_for(owner).get("/?runs=all").text
     assert "secret-run" in factories.client_for(teammate).get("/?runs=all").text
+
+
+def failed_run(user: User, name: str, hours_ago: float, reason: str = "") -> Run:
+    run = factories.external_run(user, name=name)
+    ended = timezone.now() - timedelta(hours=hours_ago)
+    run_exit = {"class": "user_error", "reason": reason} if reason else None
+    Run.objects.filter(pk=run.pk).update(state="failed", ended=ended, exit=run_exit)
+    run.refresh_from_db()
+    return run
+
+
+def failed_part(page: str) -> str:
+    return page[page.index('data-part="failed"') : page.index('data-part="queue"')]
+
+
+def test_runs_that_failed_in_the_last_day_are_listed_with_their_cause(
+    owner: User, teammate: User
+) -> None:
+    """They were only among all runs, with a filter, and their cause on their pages."""
+    reasoned = failed_run(owner, "with-reason", 2, "CUDA out of memory")
+    logged = failed_run(owner, "with-log", 3)
+    lines = ["loading", "ValueError: no such column", "exit"]
+    telemetry.logs_store(run=logged, attempt=1, batches=[(0, Lines(1, 1e9, lines))])
+    silent = failed_run(teammate, "silent", 4)
+    failed_run(owner, "yesterday", 25, "too old")
+    page = failed_part(factories.client_for(owner).get("/?runs=all").text)
+    places = [page.index(f'href="/runs/{run.pk}/"') for run in (reasoned, logged, silent)]
+    assert places == sorted(places), "the newest first"
+    for text in ("CUDA out of memory", "ValueError: no such column", "No reason was reported"):
+        assert text in page
+    assert "yesterday" not in page
+    mine = failed_part(factories.client_for(owner).get("/?runs=mine").text)
+    assert "with-log" in mine and "silent" not in mine
+
+
+def test_more_failed_runs_than_fit_are_counted(owner: User) -> None:
+    for number in range(7):
+        failed_run(owner, f"run-{number}", number, "bad data")
+    assert "2 more" in failed_part(factories.client_for(owner).get("/").text)
+
+
+def test_failed_runs_are_among_the_problems(owner: User) -> None:
+    run = factories.external_run(owner, name="broken")
+    fine = factories.external_run(owner, name="fine")
+    client = factories.api(owner)
+    for one, state in ((run, "failed"), (fine, "finished")):
+        body = {"state": state}
+        address = f"/api/v1/runs/{one.pk}/finish"
+        answer = client.post(address, body, content_type="application/json")
+        assert answer.status_code == 200
+    page = factories.client_for(owner).get("/?events=troubles").text
+    events = page[page.index('data-part="events"') :]
+    assert "broken" in events and "fine" not in events

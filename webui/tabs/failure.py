@@ -1,9 +1,11 @@
-"""The cause of a failed run, shown before its charts: the reason and the log around the error."""
+"""The cause of a failed run: in one line, and with the log around the error."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from django.utils.translation import gettext as _
 
 from orchestrator.telemetry import selectors as telemetry
 from webui.presentation.logs.log_grouping import LogGroup, first_cause, group_lines
@@ -21,6 +23,14 @@ class Failure:
     reason: str
     lines: list[LogGroup]
     cause: LogGroup | None
+
+
+def cause_of(run: Any) -> str:
+    """Return the reason of a failed run, else the log line that names the error."""
+    if reason := str((run.exit or {}).get("reason") or ""):
+        return reason
+    cause = first_cause(group_lines(telemetry.logs_newest(run=run, limit=_LINES)))
+    return cause.text if cause is not None else _("No reason was reported.")
 
 
 def failure(facts: Facts) -> Failure | None:

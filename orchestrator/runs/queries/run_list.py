@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, Required, TypedDict, Unpack
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -84,6 +85,14 @@ def runs_matching(**filters: Unpack[RunFilters]) -> QuerySet[Run]:
     chosen = dict(filters)
     chosen.pop("limit", None)
     return _listed(**chosen, limit=None)  # type: ignore[arg-type]
+
+
+def runs_failed_since(
+    *, user: User, since: datetime, limit: int, owner: str | None = None
+) -> tuple[list[Run], int]:
+    """At most `limit` visible runs that ended as failed since then, newest first; their number."""
+    failed = runs_matching(user=user, state="failed", owner=owner).filter(ended__gte=since)
+    return list(failed.order_by("-ended", "-id")[:limit]), failed.count()
 
 
 def _listed(

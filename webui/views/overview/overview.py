@@ -27,6 +27,7 @@ from webui.shared_parts import SharedByKey, SharedPart
 from webui.views import outages
 from webui.views.access import has_role, page
 from webui.views.overview import overview_devices
+from webui.views.overview.failed_runs import FailedRuns, failed_runs
 
 CARDS: Final = 12
 WAITING: Final = 8
@@ -103,6 +104,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "queue": seen.queue.entries,
         "more_queue": seen.queue.more,
         "events": shared.events,
+        "failed": failed_runs(user, mine=True) if mine else shared.failed,
         "ended": (shared.ended if not mine else [] if own else _ended(user, owner="me")),
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}
@@ -125,6 +127,7 @@ class Shared:
     seen: scheduling.Overview
     cards: list[dict[str, Any]]
     events: list[event_messages.EventMessage]
+    failed: FailedRuns
     ended: list[Any]  # the newest ended runs; empty while runs are active
 
 
@@ -138,7 +141,8 @@ def shared_parts(user: Any, stream: str) -> Shared:
     def read() -> Shared:
         seen = scheduling.overview(user=user, runs_shown=CARDS, waiting_shown=WAITING)
         ended = [] if seen.running else _ended(user)
-        result = Shared(seen, cards(seen.running), list_events(user, stream), ended)
+        failed = failed_runs(user, mine=False)
+        result = Shared(seen, cards(seen.running), list_events(user, stream), failed, ended)
         if people.visible_owners(user) != rights:
             raise _RightsChanged
         return result
@@ -210,7 +214,11 @@ def list_events(user: Any, stream: str) -> list[event_messages.EventMessage]:
     """Return the newest events of a stream, newest first."""
     types = STREAMS.get(stream, STREAMS[""])[1]
     rows = runs.events_visible_to(
-        user=user, types=types, limit=EVENTS, without=event_messages.NOT_LISTED
+        user=user,
+        types=types,
+        limit=EVENTS,
+        without=event_messages.NOT_LISTED,
+        or_failed=stream == "troubles",
     )
     shown = [event for event in rows if stream or not _minor(event)]
     return [event_messages.event_message(event, event.run.name) for event in shown]

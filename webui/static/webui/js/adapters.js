@@ -1,5 +1,6 @@
 /* Loads and unloads adapters of a serve run by the same calls as programs use, and shows the answer. */
 import { gettext } from "./i18n.js";
+import { request } from "./request.js";
 
 const card = document.querySelector("#adapters");
 const form = document.querySelector("#adapter-form");
@@ -7,7 +8,7 @@ const answer = document.querySelector("#adapter-answer");
 
 async function call(path, body) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
-  const response = await fetch(`${card.dataset.url}/${path}`, {
+  const response = await request(`${card.dataset.url}/${path}`, {
     method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   });
   if (!response.ok) throw new Error((await response.json()).error.message);

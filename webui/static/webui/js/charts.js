@@ -5,6 +5,7 @@ import { csvCell, saveLines } from "./csv.js";
 import { axisTitle } from "./figure.js";
 import { quantity } from "./format.js";
 import { gettext } from "./i18n.js";
+import { loginExpired, request } from "./request.js";
 import { scheduler } from "./scheduler.js";
 import { Curve, MOST } from "./store.js";
 import { DEFAULTS, readView, writeView } from "./view.js";
@@ -65,8 +66,8 @@ export class ChartSet {
     const query = new URLSearchParams({ name, x: this.view.x, points: SNAPSHOT_POINTS });
     if (rank !== null && rank !== undefined) query.set("rank", rank);
     for (const [key, value] of Object.entries(extra)) query.set(key, value);
-    const answer = await fetch(`${this.source.series}?${query}`, { headers: { Accept: "application/json" } });
-    if (!answer.ok) throw new Error(`series ${name}: ${answer.status}`);
+    const answer = await request(`${this.source.series}?${query}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) throw failure(`series ${name}`, answer);
     return answer.json();
   }
 
@@ -77,8 +78,8 @@ export class ChartSet {
     for (const curve of curves) query.append("name", curve.name);
     if (curves[0].rank !== null && curves[0].rank !== undefined) query.set("rank", curves[0].rank);
     const early = this.first(curves) && this.view.x === this.source.axis && !("from" in extra); // the page preloads it
-    const answer = await fetch(early ? this.source.first.url : `${this.source.curves_url}?${query}`);
-    if (!answer.ok) throw new Error(`curves: ${answer.status}`);
+    const answer = await request(early ? this.source.first.url : `${this.source.curves_url}?${query}`);
+    if (!answer.ok) throw failure("curves", answer);
     return (await answer.json()).items.map((item, i) => [curves[i], item]);
   }
 
@@ -107,6 +108,7 @@ export class ChartSet {
       if (this.view.x !== axis) return;
       for (const [curve, answer] of answers) {
         curve.replace(answer);
+        this.problem = null;
         this.dirty(curve.name);
       }
     }).catch((error) => this.failed(error))));
@@ -131,7 +133,7 @@ export class ChartSet {
 
   failed(error) {
     console.warn(error.message);
-    this.problem = gettext("The server did not respond; retrying.");
+    this.problem = loginExpired(error) || gettext("The server did not respond; retrying.");
     this.dirty();
     clearTimeout(this.again);
     this.again = setTimeout(() => this.refetch(), 5000);
@@ -307,7 +309,7 @@ export class ChartSet {
     for (const { name } of panel.series) {
       if (!this.curves.get(this.key(panel, name))?.length) continue;
       const query = new URLSearchParams({ name, raw: 1, ...(panel.rank === undefined || panel.rank === null ? {} : { rank: panel.rank }) });
-      const answer = await fetch(`${this.source.series}?${query}`, { headers: { Accept: "text/csv" } });
+      const answer = await request(`${this.source.series}?${query}`, { headers: { Accept: "text/csv" } });
       if (!answer.ok) continue;
       const [head, ...rows] = (await answer.text()).trim().split(/\r?\n/);
       if (!parts.length) parts.push(`name,${head}`);
@@ -320,6 +322,7 @@ export class ChartSet {
   held() { return Object.fromEntries([...this.curves].map(([key, curve]) => [key, { points: curve.length, total: curve.total, last: curve.last, x: curve.x }])); }
 }
 
+const failure = (what, { status }) => Object.assign(new Error(`${what}: ${status}`), { status });
 const number = (value) => (typeof value === "string" ? Number(value) : (value ?? NaN));
 
 /* Puts a window's finer points in the place of the thinned ones, within what a curve may hold. */

@@ -2,6 +2,7 @@
 import { format, gettext } from "./i18n.js";
 import { announce } from "./page.js";
 import { duration, quantity } from "./format.js";
+import { request } from "./request.js";
 
 const RETRY_MS = 1500;
 const config = JSON.parse(document.getElementById("chat-config").textContent);
@@ -50,7 +51,7 @@ async function waitForServer() {
   for (;;) {
     await new Promise((done) => setTimeout(done, RETRY_MS));
     if (document.hidden) continue;
-    const answer = await fetch(config.phase_url).catch(() => null);
+    const answer = await request(config.phase_url).catch(() => null);
     if (!answer?.ok) continue;
     const status = await answer.json();
     if (status.phase !== config.phase && (status.phase === "serving" || status.phase === "ended")) return location.reload();
@@ -122,7 +123,7 @@ async function* answer(prompt, signal) {
     ...(config.chat ? { messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(({ role, content }) => ({ role, content }))] } : { prompt }),
   };
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
-  const reply = await fetch(`${config.url}/${config.chat ? "chat/completions" : "completions"}`, {
+  const reply = await request(`${config.url}/${config.chat ? "chat/completions" : "completions"}`, {
     method: "POST", signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   }).catch((error) => { throw error.name === "AbortError" ? error : new Error(gettext("The server is unreachable. Send the message again.")); });
   if (!reply.ok) {

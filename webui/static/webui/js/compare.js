@@ -3,8 +3,8 @@ import { averageOver, band, groupName, valueAt } from "./compare_math.js";
 import { startRelations } from "./compare_relations.js";
 import { format, gettext, ngettext } from "./i18n.js";
 import { parse, quantity } from "./format.js";
-import { loginExpired } from "./page.js";
 import { faint, plotly, theme } from "./plot.js";
+import { loginExpired, request } from "./request.js";
 import { ema } from "./store.js";
 import { startMenu } from "./compare_menu.js";
 
@@ -32,7 +32,7 @@ async function read() {
   const query = new URLSearchParams({ runs: card.dataset.runs, name: find("name").value, x: find("axis").value });
   note(gettext("Loading…"));
   try {
-    const answer = await fetch(`/runs/compare/curves/?${query}`, { headers: { Accept: "application/json" } });
+    const answer = await request(`/runs/compare/curves/?${query}`, { headers: { Accept: "application/json" } });
     if (loginExpired(answer)) { if (mine === newest) note(loginExpired(answer)); return; }
     if (!answer.ok) throw new Error(String(answer.status));
     const body = await answer.json();

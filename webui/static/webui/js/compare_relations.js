@@ -4,8 +4,8 @@ import { groupName } from "./compare_math.js";
 import { startMenu } from "./compare_menu.js";
 import { format, gettext } from "./i18n.js";
 import { quantity } from "./format.js";
-import { loginExpired } from "./page.js";
 import { faint, plotly, theme } from "./plot.js";
+import { loginExpired, request } from "./request.js";
 
 const RETRY_MS = 2000;
 const AXES = 8; // of parallel coordinates, the metric included
@@ -17,7 +17,7 @@ export async function startRelations({ runs, ids, color, state }) {
   const card = document.getElementById("relations"), query = new URLSearchParams({ runs: ids });
   let problem = "";
   const read = async (more = {}, tries = 3) => {
-    const answer = await fetch(`/runs/compare/values/?${new URLSearchParams({ ...Object.fromEntries(query), ...more })}`, { headers: { Accept: "application/json" } }).catch(() => null);
+    const answer = await request(`/runs/compare/values/?${new URLSearchParams({ ...Object.fromEntries(query), ...more })}`, { headers: { Accept: "application/json" } }).catch(() => null);
     problem = loginExpired(answer);
     const body = answer?.ok && !problem ? await answer.json().catch(() => null) : null;
     if (body || problem || tries === 1) return body;

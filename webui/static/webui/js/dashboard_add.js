@@ -1,11 +1,12 @@
 /* The dialog "Add to dashboard": a chart becomes a panel of a dashboard. Loaded when it is first opened. */
 import { gettext } from "./i18n.js";
-import { announce, loginExpired, toast } from "./page.js";
+import { announce, toast } from "./page.js";
+import { request } from "./request.js";
 
 /** Opens the dialog for a panel (as in panels/spec.py); `run`: the id of the run whose page this is, or "". */
 export async function addToDashboard(panel, run = "") {
-  const answer = await fetch(`/dashboards/add/?run=${run}`, { headers: { Accept: "text/html" } }).catch(() => null);
-  if (loginExpired(answer)) return toast(loginExpired(answer), "bad");
+  const answer = await request(`/dashboards/add/?run=${run}`, { headers: { Accept: "text/html" } }).catch(() => null);
+  if (answer?.status === 401) return; // the page shows that the login expired
   if (!answer?.ok) return toast(answer?.status === 403 ? gettext("Viewers cannot change dashboards.") : gettext("The server did not respond. Try again."), "bad");
   const dialog = Object.assign(document.createElement("dialog"), { className: "dialog", innerHTML: await answer.text() });
   dialog.setAttribute("aria-labelledby", "add-title");
@@ -21,8 +22,8 @@ export async function addToDashboard(panel, run = "") {
     event.preventDefault();
     const body = new FormData(form);
     body.set("panel", JSON.stringify(panel));
-    const result = await fetch(form.action, { method: "POST", body, headers: { Accept: "application/json" } }).catch(() => null);
-    const outcome = loginExpired(result) ? { detail: loginExpired(result) } : await result?.json().catch(() => null);
+    const result = await request(form.action, { method: "POST", body, headers: { Accept: "application/json" } }).catch(() => null);
+    const outcome = await result?.json().catch(() => null);
     if (!result?.ok || !outcome?.url) {
       error.textContent = outcome?.detail ?? gettext("The server did not respond. Try again.");
       error.hidden = false;

@@ -4,6 +4,7 @@ import { format, gettext } from "./i18n.js";
 import { announce, toast } from "./page.js";
 import { PanelForm } from "./panel_form.js";
 import { send, startPanels } from "./panels.js";
+import { request } from "./request.js";
 
 export class Editor {
   constructor({ root, subject, views, state }) {
@@ -161,7 +162,7 @@ export class Editor {
 
   /** Reads the element of a panel and puts it in the place of its old one, after another one, or at an end. */
   async show(id, after) {
-    const answer = await fetch(`/dashboards/${this.id}/panels/${id}/`);
+    const answer = await request(`/dashboards/${this.id}/panels/${id}/`);
     if (!answer.ok) { location.reload(); return; }
     const holder = document.createElement("template");
     holder.innerHTML = await answer.text();

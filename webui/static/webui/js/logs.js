@@ -1,5 +1,6 @@
 /* Live log lines: grouped over ranks like webui/presentation/log_grouping.py; follows while scrolled to the end. */
 import { gettext } from "./i18n.js";
+import { request } from "./request.js";
 
 const MOST = 1000; // lines kept on the page
 const WINDOW = 200;
@@ -54,7 +55,7 @@ export function startLog(list, empty, follow, ended = false) {
 
   /** After a gap, replaces all lines with the server's newest ones. */
   async function reload() {
-    const answer = await fetch(location.href).catch(() => null);
+    const answer = await request(location.href).catch(() => null);
     if (!answer?.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("log");
     if (!fresh) return;

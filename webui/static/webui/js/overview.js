@@ -1,6 +1,7 @@
 /* Live overview: updates run cards and device rings from fleet frames, and refetches the rest on changes. */
 import { inUnit, parse, percent, quantity, remaining } from "./format.js";
 import { Live, showStatus } from "./live.js";
+import { request } from "./request.js";
 import { scheduler } from "./scheduler.js";
 import { spark, sparks } from "./spark.js";
 import { extremes } from "./store.js";
@@ -70,7 +71,7 @@ async function pulse() {
   timer = 0;
   if (document.hidden) { last = 0; return; }
   last = performance.now();
-  const answer = await fetch(`/pulse/${location.search}`).catch(() => null);
+  const answer = await request(`/pulse/${location.search}`).catch(() => null);
   if (!answer?.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const sentence = document.getElementById("sentence"), now = fresh.querySelector("[data-sentence]").textContent;

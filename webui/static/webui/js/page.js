@@ -2,6 +2,7 @@
 import { format, gettext } from "./i18n.js";
 import { startKeyboard } from "./keyboard.js";
 import { ago } from "./format.js";
+import { atLogin, showLoginExpired } from "./request.js";
 
 export const theme = () => document.documentElement.dataset.theme ?? "system";
 
@@ -17,9 +18,6 @@ function showTheme() {
   for (const button of document.querySelectorAll("[data-theme-choice]"))
     button.setAttribute("aria-pressed", String(button.dataset.themeChoice === theme()));
 }
-
-/** What to show if the server answered with the login page, which fetch follows to; else "". */
-export const loginExpired = (answer) => (answer?.redirected ? gettext("Your login has expired. Reload the page.") : "");
 
 /** Announces a text to screen readers. */
 export function announce(text) {
@@ -146,6 +144,13 @@ addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").
 // A filter in `hx-trigger` would need `eval`, which the content security policy refuses.
 document.addEventListener("htmx:beforeRequest", (event) => {
   if (document.hidden && event.detail.elt.getAttribute("hx-trigger")?.includes("every ")) event.preventDefault();
+});
+// htmx follows the redirect to the login page, too: it must not replace a part of the page
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { xhr } = event.detail;
+  if (xhr.status !== 401 && !atLogin(xhr.responseURL)) return;
+  event.detail.shouldSwap = false;
+  showLoginExpired();
 });
 document.addEventListener("htmx:responseError", (event) => toast(format(gettext("The server returned status %(status)s. Reload the page, then repeat the action."), { status: event.detail.xhr.status }), "bad"));
 document.addEventListener("htmx:sendError", () => toast(gettext("The server is unreachable. Nothing was changed."), "bad"));

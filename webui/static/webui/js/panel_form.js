@@ -1,6 +1,7 @@
 /* The dialog that adds or changes a panel: fields by kind, search of metrics, refusals next to their fields. */
 import { format, gettext, ngettext } from "./i18n.js";
 import { send } from "./panels.js";
+import { request } from "./request.js";
 
 const SEARCH_MS = 250;
 const NUMBERS = ["smoothing", "bins", "x_min", "x_max", "y_min", "y_max"];
@@ -55,7 +56,7 @@ export class PanelForm {
   async readColumns() {
     const list = document.getElementById("column-names");
     if (list.childElementCount) return;
-    const answer = await fetch("/api/v1/runs/columns", { headers: { Accept: "application/json" } });
+    const answer = await request("/api/v1/runs/columns", { headers: { Accept: "application/json" } });
     if (!answer.ok) return;
     list.append(...(await answer.json()).items.slice(0, 500).map((item) => Object.assign(document.createElement("option"), { value: item.name })));
   }

@@ -8,6 +8,7 @@ import { PanelLines, emptyText } from "./panel_lines.js";
 import { mediaElements, stepControl, tableRows } from "./panel_media.js";
 import { plot, rows, summary } from "./panel_plots.js";
 import { plotly, theme } from "./plot.js";
+import { request } from "./request.js";
 import { runHue, metricHue } from "./run_colors.js";
 import { scheduler, watchVisible } from "./scheduler.js";
 
@@ -36,7 +37,7 @@ function next() {
 /** Sends JSON to the API and returns its answer; throws the problem's detail. */
 export async function send(url, body, method = "POST", headers = {}) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers") ?? "{}")["X-CSRFToken"];
-  const answer = await fetch(url, {
+  const answer = await request(url, {
     method, body: body === undefined ? undefined : JSON.stringify(body), headers: { "Content-Type": "application/json", Accept: "application/json", "X-CSRFToken": csrf, ...headers },
   });
   if (answer.status === 204) return null;

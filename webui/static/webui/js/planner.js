@@ -2,6 +2,7 @@
    The page also works without scripts. */
 import { format, gettext } from "./i18n.js";
 import { announce, toast } from "./page.js";
+import { request as answerOf } from "./request.js";
 
 const WAIT_MS = 60; // debounce of sliders and keys
 const form = document.getElementById("planner-form");
@@ -37,8 +38,8 @@ async function request(params = readForm(), quick = false) {
   const answer = document.getElementById("answer");
   answer.setAttribute("aria-busy", "true");
   try {
-    const response = await fetch(`${form.dataset.answer}?${params}`, { signal: controller.signal, headers: { Accept: "text/html" } });
-    if (response.redirected) return location.reload(); // logged out meanwhile
+    const response = await answerOf(`${form.dataset.answer}?${params}`, { signal: controller.signal, headers: { Accept: "text/html" } });
+    if (response.status === 401) return; // the page shows that the login expired
     if (!response.ok) throw new Error(statusText(response));
     show(await response.text());
   } catch (error) {
@@ -230,8 +231,9 @@ async function openDialog(address, why, title) {
 
 async function part(address, kind) {
   try {
-    const response = await fetch(address, { headers: { "X-Part": kind } });
-    if (response.ok && !response.redirected) return await response.text();
+    const response = await answerOf(address, { headers: { "X-Part": kind } });
+    if (response.ok) return await response.text();
+    if (response.status === 401) return null;
     const text = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("main p");
     toast(text?.textContent.trim() || statusText(response), "bad");
   } catch {

@@ -2,6 +2,7 @@
    are YAML; values are written as JSON, which YAML reads. */
 import { format, gettext } from "./i18n.js";
 import { drawPanels, forgetPanels } from "./report.js";
+import { loginExpired, request } from "./request.js";
 
 const form = document.getElementById("report-form"), source = document.getElementById("source");
 const preview = document.getElementById("preview"), status = document.getElementById("preview-state");
@@ -24,17 +25,17 @@ async function showPreview() {
   body.delete("title");
   status.textContent = gettext("Updating…");
   try {
-    const answer = await fetch(form.dataset.preview, { method: "POST", body });
-    if (!answer.ok) throw new Error(String(answer.status));
+    const answer = await request(form.dataset.preview, { method: "POST", body });
+    if (!answer.ok) throw Object.assign(new Error(), { status: answer.status });
     const html = await answer.text();
     if (number !== sent) return;
     replacePreview(html);
     status.textContent = "";
   } catch (error) {
     if (number !== sent) return;
-    status.textContent = /^\d+$/.test(error.message)
-      ? format(gettext("No preview: the server answered %(status)s."), { status: error.message })
-      : gettext("No preview: the server is unreachable. Your text is still here.");
+    status.textContent = loginExpired(error) || (error.status
+      ? format(gettext("No preview: the server answered %(status)s."), { status: error.status })
+      : gettext("No preview: the server is unreachable. Your text is still here."));
   }
 }
 
@@ -217,12 +218,13 @@ async function findRuns() {
   const wanted = new URLSearchParams({ limit: "20", ...(/^\d+$/.test(text) ? { query: `id=${text}` } : { q: text }) });
   let shown;
   try {
-    const answer = await fetch(`/api/v1/runs?${wanted}`, { headers: { Accept: "application/json" } });
+    const answer = await request(`/api/v1/runs?${wanted}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) throw Object.assign(new Error(), { status: answer.status });
     const { items } = await answer.json();
     shown = items.map(choice);
     if (!shown.length) shown = [note(gettext("No run matches."))];
-  } catch {
-    shown = [note(gettext("The server is unreachable."))];
+  } catch (error) {
+    shown = [note(loginExpired(error) || (error.status ? format(gettext("The server returned status %(status)s."), { status: error.status }) : gettext("The server is unreachable.")))];
   }
   if (number === searches) choices.replaceChildren(...shown);
 }

@@ -1,6 +1,7 @@
 // The review page: reads lines one by one, shows them, and sends decisions. Buttons have their keys in [data-key].
 import { format, gettext } from "./i18n.js";
 import { announce, toast } from "./page.js";
+import { request } from "./request.js";
 
 const part = (id) => document.getElementById(id);
 const config = JSON.parse(part("review-config").textContent);
@@ -9,7 +10,7 @@ let current = null, editing = false, base = null, chain = Promise.resolve(), ord
 
 async function call(path, method = "GET", body = null) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
-  const answer = await fetch(path ? `${config.url}/${path}` : config.url, {
+  const answer = await request(path ? `${config.url}/${path}` : config.url, {
     method, body: body && JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   });
   const document_ = await answer.json().catch(() => ({}));

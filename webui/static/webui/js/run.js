@@ -6,6 +6,7 @@ import { Live, showStatus } from "./live.js";
 import { startLog } from "./logs.js";
 import { announce } from "./page.js";
 import { plotly } from "./plot.js";
+import { request } from "./request.js";
 import { scheduler, watchVisible } from "./scheduler.js";
 import { spark } from "./spark.js";
 import { extremes } from "./store.js";
@@ -55,7 +56,7 @@ async function pulse() {
   pulseTimer = 0;
   if (document.hidden) return;
   lastPulse = performance.now();
-  const answer = await fetch(`/runs/${source.id}/pulse/`, { headers: { Accept: "application/json" } }).catch(() => null);
+  const answer = await request(`/runs/${source.id}/pulse/`, { headers: { Accept: "application/json" } }).catch(() => null);
   if (!answer?.ok) return;
   const update = await answer.json();
   part("sentence").textContent = update.sentence;

@@ -3,6 +3,7 @@ import { format, gettext, ngettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
 import { announce, confirmed } from "./page.js";
 import { quantity, parse } from "./format.js";
+import { request } from "./request.js";
 import { spark, sparks } from "./spark.js";
 import "./runs_table.js";
 
@@ -99,7 +100,7 @@ if (table) setInterval(growHours, 5000);
 
 /** The rows as the server shows them now. */
 async function freshRows() {
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+  const answer = await request(location.href, { headers: { Accept: "text/html" } });
   if (!answer.ok) throw new Error(`cannot refetch rows: ${answer.status}`);
   return new DOMParser().parseFromString(await answer.text(), "text/html").querySelectorAll("tr[data-run]");
 }

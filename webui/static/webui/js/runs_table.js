@@ -1,6 +1,7 @@
 // Runs list: completion of queries, and the dialog that chooses, orders and pins columns.
 import { startWidths } from "./column_widths.js";
 import { format, gettext } from "./i18n.js";
+import { request } from "./request.js";
 
 const input = document.getElementById("query");
 const list = document.getElementById("query-list");
@@ -14,7 +15,7 @@ const MOST = 12;
 let names = null;
 async function known() {
   if (!names) {
-    const answer = await fetch("/api/v1/runs/columns", { headers: { Accept: "application/json" } });
+    const answer = await request("/api/v1/runs/columns", { headers: { Accept: "application/json" } });
     names = answer.ok ? (await answer.json()).items : [];
   }
   return names;

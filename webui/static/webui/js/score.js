@@ -1,6 +1,7 @@
 // Scores of a served reward model: one row per scored answer, the highest first.
 import { format, gettext } from "./i18n.js";
 import { announce } from "./page.js";
+import { request } from "./request.js";
 
 const config = JSON.parse(document.getElementById("chat-config").textContent);
 const part = (id) => document.getElementById(id);
@@ -10,7 +11,7 @@ async function score(prompt, answer, formatted) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
   const messages = [{ role: "user", content: prompt }, { role: "assistant", content: answer }];
   const body = formatted ? { model: config.model, messages } : { model: config.model, text_1: prompt, text_2: answer };
-  const reply = await fetch(`${config.url}/${formatted ? "pooling" : "score"}`, {
+  const reply = await request(`${config.url}/${formatted ? "pooling" : "score"}`, {
     method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   }).catch(() => { throw new Error(gettext("The server is unreachable. Send the message again.")); });
   const document_ = await reply.json().catch(() => null);

@@ -1,6 +1,7 @@
 // Side-by-side chat: sends a message, shows both answers without their models, then the vote's result.
 import { gettext } from "./i18n.js";
 import { toast } from "./page.js";
+import { request } from "./request.js";
 
 const part = (id) => document.getElementById(id);
 const config = JSON.parse(part("side-config").textContent);
@@ -9,7 +10,7 @@ let turn = null, conversation = null, busy = false;
 
 async function call(path, body) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
-  const answer = await fetch(`${config.url}/${path}`, {
+  const answer = await request(`${config.url}/${path}`, {
     method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   });
   const document_ = await answer.json().catch(() => ({}));

@@ -46,7 +46,7 @@ def predict_serving(
     )
     prompt = max(1, min(PROMPT, shape.max_seq_len - output))
     seqs = body.max_seqs if isinstance(body, ServeBody) else 16
-    request = _serving_request(shape, plan, hardware, body.quantize, prompt, output)
+    request = _serving_request(shape, plan, hardware, body, prompt, output)
     alone, full = (
         serving({**request, "batch": plan.dp}),
         serving({**request, "batch": max(seqs, plan.dp)}),
@@ -71,9 +71,15 @@ def predict_serving(
             if point["batch"] <= 4 * seqs
         ],
         "kv_blocks": _blocks(
-            body, shape, alone, device.memory_bytes - slots_bytes, hardware.entry.kind, seqs
+            body,
+            shape,
+            alone,
+            _draft_memory(body, plan, request),
+            device.memory_bytes - slots_bytes,
+            hardware.entry.kind,
+            seqs,
         ),
-        "kv_bytes_per_token": alone["kv_bytes_per_token"],
+        "kv_bytes_per_token": _kv_bytes_per_token(body, shape, alone),
         "prompt_len": prompt,
         "output_len": output,
         "bound": alone["bound"],
@@ -90,7 +96,7 @@ def _serving_request(
     shape: ModelSpec,
     plan: ParallelPlan,
     hardware: TargetHardware,
-    quantize: str | None,
+    body: GenerateBody | ServeBody,
     prompt: int,
     output: int,
 ) -> dict[str, Any]:
@@ -104,8 +110,9 @@ def _serving_request(
         "tp": plan.tp,
         "pp": plan.pp,
         "replicas": plan.dp,
-        "quantize": quantize or ("fp32" if fp32 else "none"),
-        "kv_dtype": plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16",
+        "quantize": body.quantize or ("fp32" if fp32 else "none"),
+        "kv_dtype": body.kv_cache_dtype
+        or (plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"),
         "block_size": BLOCK,
     }
 
@@ -129,10 +136,35 @@ def _adapter_slot_bytes(
     return body.slots * rank * layers * widths * itemsize
 
 
+def _kv_bytes_per_token(
+    body: GenerateBody | ServeBody, shape: ModelSpec, alone: dict[str, Any]
+) -> float:
+    """Of all ranks; a quantized cache has two fp32 scales per layer and head."""
+    scales = 8 * shape.layers * shape.kv_heads if body.kv_cache_dtype else 0
+    return float(alone["kv_bytes_per_token"]) + scales
+
+
+def _draft_memory(
+    body: GenerateBody | ServeBody, plan: ParallelPlan, request: dict[str, Any]
+) -> tuple[float, float]:
+    """Bytes of a draft model's weights and, per token, of its cache. Every rank has all of it."""
+    shape = shape_of(body.draft) if body.draft is not None else None
+    if shape is None:
+        return 0.0, 0.0
+    whole = {"tp": 1, "pp": 1, "replicas": 1, "batch": 1}
+    fp32 = plan.precision == "fp32"
+    types = {"quantize": "fp32" if fp32 else "none", "kv_dtype": "fp32" if fp32 else "bf16"}
+    answer = serving({**request, **whole, **types, "model": shape})
+    if not answer["ok"]:
+        return 0.0, 0.0
+    return answer["memory"]["weights_bytes_per_device"], answer["kv_bytes_per_token"]
+
+
 def _blocks(
     body: GenerateBody | ServeBody,
     shape: ModelSpec,
     alone: dict[str, Any],
+    draft: tuple[float, float],
     memory_bytes: int,
     kind: str,
     seqs: int,
@@ -140,11 +172,9 @@ def _blocks(
     """The requested blocks, else as many as all sequences can fill and fit next to the weights."""
     if isinstance(body, ServeBody) and body.kv_blocks:
         return body.kv_blocks
-    free_bytes = memory_bytes - alone["memory"]["weights_bytes_per_device"]
+    draft_weights_bytes, draft_bytes_per_token = draft
+    free_bytes = memory_bytes - alone["memory"]["weights_bytes_per_device"] - draft_weights_bytes
     device_share = alone["memory"]["kv_bytes_per_sequence_device"] / alone["kv_bytes_per_sequence"]
-    fits = int(
-        free_bytes
-        * _CACHE_SHARE.get(kind, 0.85)
-        / (BLOCK * alone["kv_bytes_per_token"] * device_share)
-    )
+    per_token = _kv_bytes_per_token(body, shape, alone) * device_share + draft_bytes_per_token
+    fits = int(free_bytes * _CACHE_SHARE.get(kind, 0.85) / (BLOCK * per_token))
     return max(0, min(fits, seqs * math.ceil(shape.max_seq_len / BLOCK)))

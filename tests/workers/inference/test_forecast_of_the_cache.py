@@ -1,0 +1,101 @@
+"""The cache that a serve run gets is the one that its forecast states before submission."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.runs.submission.prediction import serving
+from orchestrator.runs.submission.prediction.serving import predict_serving
+from orchestrator.runs.submission.target_hardware import TargetHardware
+from workers.contracts import ModelSpec, ParallelPlan, RunSpec
+from workers.contracts.catalog.devices import DEVICES
+from workers.contracts.specs.inference import ServeBody
+from workers.inference import engine_builder
+from workers.inference.model_loading import LoadedModel
+from workers.inference.serve import build_serve_engine
+from workers.inference.speculate.setup import Drafting
+from workers.models.decoder import Decoder
+
+SHAPE = {
+    "name": "small",
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 96,
+    "vocab": 256,
+    "max_seq_len": 1000,
+}
+DRAFT = {**SHAPE, "name": "draft", "layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1}
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, tokens, heads, head size, fp32
+
+
+def weight_bytes(shape: dict[str, Any]) -> int:
+    return sum(4 * tensor.numel() for tensor in Decoder(ModelSpec.from_dict(shape)).parameters())
+
+
+WEIGHTS = weight_bytes(SHAPE)
+
+
+def forecast(body: dict[str, Any], memory_bytes: int) -> dict[str, Any]:
+    spec = RunSpec.from_dict({"kind": "serve", "model": SHAPE, "serve": body})
+    entry = DEVICES["cpu"].model_copy(update={"memory_bytes": memory_bytes})
+    hardware = TargetHardware(entry=entry, per_node=1, known=True)
+    prediction = predict_serving(spec, ParallelPlan(precision="fp32"), hardware)
+    assert prediction is not None
+    return prediction.document
+
+
+@pytest.mark.parametrize(
+    ("body", "memory_bytes"),
+    [
+        ({"max_seqs": 4}, 2**30),  # full contexts of all sequences decide
+        ({"max_seqs": 64}, WEIGHTS + 500 * BLOCK_BYTES),  # memory decides
+        ({"max_seqs": 64, "kv_blocks": 7}, 2**30),
+        ({"max_seqs": 64, "kv_cache_dtype": "int8"}, WEIGHTS + 500 * BLOCK_BYTES),
+        (
+            {"max_seqs": 64, "draft": DRAFT, "speculate": {"tokens": 2}},
+            WEIGHTS + weight_bytes(DRAFT) + 500 * BLOCK_BYTES,
+        ),
+    ],
+)
+def test_the_forecast_states_the_blocks_of_the_engine(
+    body: dict[str, Any], memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form promised 3,136 blocks of 2.15 GiB; the engine had 8,192 of 5.62 GiB.
+
+    An int8 cache and a draft model were not counted. The process has the weights alone, because
+    forecasts do not know what Python and its libraries take.
+    """
+    draft = body.get("draft")
+    weights = WEIGHTS + (weight_bytes(draft) if draft else 0)
+    monkeypatch.setenv("ORRERY_SLOT_BYTES", str(memory_bytes))
+    monkeypatch.setattr(engine_builder, "process_memory", lambda device: (weights, weights))
+    predicted = forecast(body, memory_bytes)
+    serve = ServeBody.from_dict(body)
+    loaded = LoadedModel(Decoder(ModelSpec.from_dict(SHAPE)), None, ())
+    loaded = loaded.with_cache_dtype(serve.kv_cache_dtype)
+    drafting = None
+    if draft and serve.speculate:
+        small = LoadedModel(Decoder(ModelSpec.from_dict(draft)), None, ())
+        drafting = Drafting(serve.speculate, small)
+    engine = build_serve_engine(loaded, serve, drafting=drafting)
+    assert engine.scheduler.pool.blocks == predicted["kv_blocks"]
+    assert predicted["memory"]["weights_bytes_per_device"] == WEIGHTS
+
+
+def test_the_forecast_states_the_bytes_of_the_cache() -> None:
+    for body, itemsize, scale in (({}, 4, 0), ({"kv_cache_dtype": "int8"}, 1, 8)):
+        predicted = forecast(body, 2**30)
+        per_head = 2 * 16 * itemsize + scale
+        assert predicted["kv_bytes_per_token"] == 2 * 2 * per_head, "layers and heads"
+
+
+def test_both_sides_give_the_same_shares_to_the_cache() -> None:
+    assert serving.BLOCK == engine_builder.BLOCK_SIZE
+    assert {
+        "cpu": serving._CACHE_SHARE["cpu"],
+        "cuda": serving._CACHE_SHARE["gpu"],
+    } == engine_builder.CACHE_SHARE

@@ -21,7 +21,7 @@ from orchestrator.planner.calibration.measurements import Pair, step_times
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.kriging import NO_CORRECTION
 from orchestrator.planner.model.parameters import PARAMETERS
-from orchestrator.planner.model.priors import Effects, peer_key
+from orchestrator.planner.model.priors import Effects, best_mfu_of, peer_key
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.model.time.intervals import Z80
 from orchestrator.planner.search.open_settings import OPEN, settle
@@ -119,7 +119,7 @@ def error_spread(errors: Sequence[Floats]) -> float:
 
 
 def best_mfu(sources: Mapping[str, Sequence[Pair]]) -> dict[str, float]:
-    """The best measured MFU (6N + 12Lhs) of each generation and precision."""
+    """The best measured MFU (6N + 12Lhs) of each device and precision."""
     best: dict[str, float] = {}
     for pairs in sources.values():
         requests = [request for request, _ in pairs]
@@ -149,7 +149,7 @@ def _predict(
     }
     columns["limited_by_peers"] = np.asarray(1.0)
     columns["best_peer_mfu"] = np.array(
-        [peers.get(peer_key(request.entry, request.plan.precision), np.inf) for request, _ in pairs]
+        [best_mfu_of(peers, request.entry, request.plan.precision) for request, _ in pairs]
     )
     table = _table(pairs, columns)
     time = table.column("step_time_s")

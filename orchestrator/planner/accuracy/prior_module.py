@@ -40,7 +40,7 @@ def prior_module(sources: Mapping[str, Sequence[Pair]]) -> str:
         f"UNITS: dict[str, dict[str, float]] = {_literal(units)}",
         "# log of the time that a source takes beyond the common formulas",
         f"BIASES: dict[str, float] = {_literal(biases)}",
-        "# best MFU (6N + 12Lhs) by device generation and precision",
+        "# best MFU (6N + 12Lhs) by device and precision",
         f"PEERS: dict[str, float] = {_literal(peers)}",
         "# log error of sources predicted from all others: 80% lie within 1.28 times",
         f"LOG_ERROR: float = {spread:.3f}",

@@ -1,8 +1,9 @@
 """Priors of the time parameters for any framework and device, from all published runs together.
 
-The logarithm of a parameter is a sum: common + trend x power density of the device + effects of
-the device's generation, the framework, and the pair. Effects shrink to 0 without evidence, so a
-pair without runs gets what its device and its framework have in common with others.
+The logarithm of a parameter is a sum: common + what datasheets and kernel papers state + trend x
+power density of the device + effects of the device's generation, the framework, and the pair.
+Effects shrink to 0 without evidence, so a pair without runs gets what its device and its framework
+have in common with others.
 Does not predict single plans.
 """
 
@@ -16,10 +17,16 @@ import numpy as np
 import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
 from orchestrator.planner.calibration.least_squares import FREEDOM, Floats
 from orchestrator.planner.calibration.measurements import Pair, step_times
-from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.kriging import NO_CORRECTION
 from orchestrator.planner.model.parameters import PARAMETERS, fixed_columns
-from orchestrator.planner.model.priors import Effects, power_density, unit_names
+from orchestrator.planner.model.priors import (
+    POWER_TREND,
+    Effects,
+    offsets,
+    power_density,
+    unit_names,
+)
 from orchestrator.planner.model.terms import TERMS, Table, leaves
 
 _TERM = "step_time_s"
@@ -28,24 +35,28 @@ _MOST_RUNS = 16
 _SPREAD = 0.10  # log error at which a run starts to count as odd
 _ROUNDS = 25
 _BIAS = 0.08  # prior spread of a source's bias
-# log efficiency per log power density: products reach about 0.88 of the peak of an A100, 0.79 of
-# an H200 and 0.6 of a B200
-_TREND, _TREND_SPREAD = -0.45, 0.15
+_TREND_SPREAD = 0.15
 # prior spread of each kind of effect, relative to the parameter's own
 _SHARES = {"common": 0.5, "trend": 1.0, "generation": 0.5, "framework": 0.35, "pair": 0.35}
 # parameters of products, which a device limits by its power
-_TRENDS = frozenset({"gemm_efficiency", "attention_efficiency", "head_efficiency"})
+_TRENDS = frozenset({"gemm_efficiency", "head_efficiency"})
 
 
 @dataclass(frozen=True)
 class _Design:
-    """Which unit of effects each run has: `(n, units)`, and the units' names and prior shares."""
+    """Which unit of effects each run has: `(n, units)`, and the units' names and prior shares.
+
+    `known` are each run's offsets by parameter, `spreads` the log error `(n,)` at which it starts
+    to count as odd: more if it leaves settings open.
+    """
 
     units: list[str]
     rows: Floats
     shares: Floats
     origins: list[str]
     from_origin: Floats
+    known: list[dict[str, float]]
+    spreads: Floats
 
 
 def fit_effects(sources: Mapping[str, Sequence[Pair]]) -> Effects:
@@ -90,18 +101,20 @@ def _thinned(pairs: Sequence[Pair]) -> list[Pair]:
     return timed[::every]
 
 
-def _design(requests: Sequence[object], sources: Sequence[str]) -> _Design:
-    labels = [unit_names(request.framework.name, request.entry) for request in requests]  # type: ignore[attr-defined]
+def _design(requests: Sequence[Request], sources: Sequence[str]) -> _Design:
+    labels = [unit_names(request.framework.name, request.entry) for request in requests]
     units = ["common", "trend", *sorted({name for row in labels for name in row[1:]})]
     place = {name: column for column, name in enumerate(units)}
     rows = np.zeros((len(labels), len(units)))
     for row, (names, request) in enumerate(zip(labels, requests, strict=True)):
         rows[row, [place[name] for name in names]] = 1.0
-        rows[row, 1] = power_density(request.entry)  # type: ignore[attr-defined]
+        rows[row, 1] = power_density(request.entry)
     shares = np.array([_SHARES[name.partition(":")[0]] for name in units])
     origins = sorted(set(sources))
     from_origin = np.array([[float(name == own) for own in origins] for name in sources])
-    return _Design(units, rows, shares, origins, from_origin)
+    known = [offsets(each.framework.name, each.entry) for each in requests]
+    spreads = np.array([np.hypot(_SPREAD, each.open_spread) for each in requests])
+    return _Design(units, rows, shares, origins, from_origin, known, spreads)
 
 
 def _solve(
@@ -124,14 +137,17 @@ def _solve(
     prior[1, [name not in _TRENDS for name in names]] = 1e-3
     center = np.zeros((len(design.units), len(names)))
     center[0] = np.log([item.default for item in items])
-    center[1, [name in _TRENDS for name in names]] = _TREND
+    center[1, [name in _TRENDS for name in names]] = POWER_TREND
     prior[1, [name in _TRENDS for name in names]] = _TREND_SPREAD
     size, shape = center.size, center.shape
     start = np.concatenate([center.reshape(-1), np.zeros(len(design.origins))])
     widths = np.concatenate([prior.reshape(-1), np.full(len(design.origins), _BIAS)])
 
+    known = np.array([[own.get(name, 0.0) for name in names] for own in design.known])
+    spreads = design.spreads
+
     def logs_of(x: Floats) -> Floats:
-        return np.asarray(np.clip(design.rows @ x[:size].reshape(shape), low, high))
+        return np.asarray(np.clip(known + design.rows @ x[:size].reshape(shape), low, high))
 
     def predicted(x: Floats) -> Floats:
         logs = logs_of(x)
@@ -140,7 +156,7 @@ def _solve(
         return np.asarray(log_time + design.from_origin @ x[size:])
 
     def cost(x: Floats, residuals: Floats) -> float:
-        robust = weights * (FREEDOM + 1) / 2 * np.log1p((residuals / _SPREAD) ** 2 / FREEDOM)
+        robust = weights * (FREEDOM + 1) / 2 * np.log1p((residuals / spreads) ** 2 / FREEDOM)
         return float(2 * robust.sum() + (((x - start) / widths) ** 2).sum())
 
     effects, damping = start.copy(), 1e-2
@@ -149,7 +165,7 @@ def _solve(
         slopes = _slopes(table, names, fixed, logs_of(effects))
         own = (design.rows[:, :, None] * slopes[:, None, :]).reshape(len(measured), -1)
         jacobian = np.concatenate([own, design.from_origin], axis=1)
-        w = weights * (FREEDOM + 1) / (FREEDOM + (residuals / _SPREAD) ** 2) / _SPREAD**2
+        w = weights * (FREEDOM + 1) / (FREEDOM + (residuals / spreads) ** 2) / spreads**2
         gradient = jacobian.T @ (w * residuals) + (effects - start) / widths**2
         normal = (jacobian.T * w) @ jacobian + np.diag(1 / widths**2)
         before, moved = cost(effects, residuals), False

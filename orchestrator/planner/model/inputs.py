@@ -198,7 +198,11 @@ declare_inputs(
     "B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth"
 )
 declare_inputs("B", "device catalogue", "capacity_bytes")
-declare_inputs("", "best published MFU on this device generation and precision", "best_peer_mfu")
+declare_inputs(
+    "",
+    "best published MFU on this device, or one of its generation with more power, and precision",
+    "best_peer_mfu",
+)
 declare_inputs("", "1 if no run measured this framework on this device", "limited_by_peers")
 declare_inputs("", "workload: positions whose tokens have loss", "trained_share")
 declare_inputs("B", "cluster: host_gib_per_device", "host_capacity_bytes")

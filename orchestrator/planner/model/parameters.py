@@ -66,9 +66,11 @@ declare(
         "share of peak that large matrix products reach",
     ),
     Parameter("fp8_efficiency", 0.7, 0.2, 1.0, 0.2, "", "fp8 efficiency relative to bf16"),
+    # roofline of an A100: a product reads its weights at 153 FLOPs per byte, and its inputs and
+    # outputs at a third of it, because a layer's shards are 3, 1, 4 and 4 widths long
     Parameter(
         "gemm_half_tokens",
-        300,
+        150,
         20,
         4000,
         0.6,
@@ -77,7 +79,7 @@ declare(
     ),
     Parameter(
         "gemm_half_width",
-        300,
+        60,
         20,
         8000,
         0.6,

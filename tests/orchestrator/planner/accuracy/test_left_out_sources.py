@@ -49,7 +49,7 @@ def test_effects_share_what_devices_and_frameworks_have_in_common():
     values = effects.values("deepspeed", request.entry)
     assert values["gemm_efficiency"] < 0.6  # no run measured the pair; all others are slow
     assert set(effects.biases) == set(known)
-    assert set(best_mfu(known)) == {"hopper half", "ampere half"}
+    assert set(best_mfu(known)) == {"h100-80g half", "a100-80g half"}
 
 
 def test_sources_weigh_the_same_in_the_spread():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -200,6 +201,19 @@ class Attempt(models.Model):
     def devices(self) -> int:
         """Devices of its placement; 0 before an engine has placed it."""
         return sum(len(share["devices"]) for share in self.placement)
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether it runs in a job of an engine, not under an agent."""
+        return any("engine" in share for share in self.placement)
+
+    @property
+    def held_from(self) -> datetime | None:
+        """When it got its devices: at its placement, or when its job left an engine's queue.
+
+        None while such a job waits; it holds nothing.
+        """
+        return self.launched if self.in_engine else self.created
 
     @property
     def plan(self) -> dict[str, Any] | None:

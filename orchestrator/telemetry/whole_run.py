@@ -16,8 +16,8 @@ from orchestrator.telemetry.selectors import series
 def measured_whole_run(*, run: Run) -> dict[str, Any] | None:
     """`{total_s, steps_s, beyond_steps_s, step_time_s, allocated_bytes}`; None without a median.
 
-    Seconds of the only attempt from its placement to its end. Runs with several attempts, and
-    those that did not end as planned, have no total.
+    Seconds of the only attempt from when it got its devices to its end, without the queue of an
+    engine. Runs with several attempts, and those that did not end as planned, have no total.
     """
     actual = measured(run=run)
     if actual is None:
@@ -27,9 +27,12 @@ def measured_whole_run(*, run: Run) -> dict[str, Any] | None:
         "allocated_bytes": actual.memory.get("memory/allocated_bytes"),
     }
     attempts = list(run.attempts.all()[:2])
-    if len(attempts) != 1 or attempts[0].exit_class != "ok" or attempts[0].ended is None:
+    if len(attempts) != 1 or attempts[0].exit_class != "ok":
         return result
-    total = (attempts[0].ended - attempts[0].created).total_seconds()
+    began, ended = attempts[0].held_from, attempts[0].ended
+    if began is None or ended is None:
+        return result
+    total = (ended - began).total_seconds()
     curve = series(run=run, name="step_time_s", attempt=1, points=5000)
     times = [value for value in curve.y if value is not None and value == value]
     last = Cursor.objects.filter(run=run, attempt=1, stream="points").values_list(

@@ -9,7 +9,6 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, RunEvent
 from orchestrator.runs.plan_trials.table import periods_of
 from orchestrator.scheduling.accounting.split import AttemptTimes
-from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.exit_classes import ExitClass
 
@@ -22,9 +21,7 @@ def read(attempt: Attempt) -> AttemptTimes:
     """The facts of an ended attempt. Times of ranks are corrected by their node's clock skew."""
     assert attempt.ended is not None, f"attempt {attempt} has not ended"
     ended = attempt.ended.timestamp()
-    created = attempt.created.timestamp()
-    if is_of_engine(attempt):  # its job waits in the engine's queue and holds nothing until then
-        created = (attempt.launched or attempt.ended).timestamp()
+    created = (attempt.held_from or attempt.ended).timestamp()
     skew_s = _skew_s(attempt)
     stepped = attempt.run.kind in _STEPPED
     seen = telemetry.progress(run=attempt.run, attempt=attempt.number)

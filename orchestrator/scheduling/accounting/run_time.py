@@ -44,10 +44,8 @@ def run_times(run_ids: Collection[int], *, now: datetime | None = None) -> dict[
     )
     for attempt in rows:
         devices = sum(len(share["devices"]) for share in attempt.placement)
-        waits = any("engine" in share for share in attempt.placement)
         end = attempt.ended or now
-        held_from = (attempt.launched or end) if waits else attempt.created
-        held_s = max(0.0, (end - held_from).total_seconds())
+        held_s = max(0.0, (end - (attempt.held_from or end)).total_seconds())
         ran_s = max(0.0, (end - attempt.started).total_seconds()) if attempt.started else 0.0
         before = times.get(attempt.run_id, RunTime())
         started = max(filter(None, (before.started, attempt.started)), default=None)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def is_of_engine(attempt: Attempt) -> bool:
     """Whether the attempt runs in a job of an engine, not under an agent."""
-    return any("engine" in share for share in attempt.placement)
+    return attempt.in_engine
 
 
 def send(attempt: Attempt, order: ControlOrder, *, nodes: Collection[str]) -> bool:

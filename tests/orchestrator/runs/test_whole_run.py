@@ -84,6 +84,20 @@ def test_terms_add_up_and_intervals_hold_the_total(owner: User) -> None:
     assert 0 < plain["usd"] < whole["usd"]
 
 
+def test_the_measured_time_is_without_the_queue_of_an_engine(owner: User) -> None:
+    factories.node("n1", devices=2)
+    run = ended(submitted(owner), step_s=0.5, beyond_s=8.0)
+    assert run.prediction["measured"]["total_s"] == pytest.approx(58)
+    # the same attempt as a job of Slurm, which waited for an hour before it started
+    attempt = run.attempts.get()
+    share = {**attempt.placement[0], "engine": "slurm"}
+    run.attempts.update(placement=[share], created=attempt.created - timedelta(hours=1))
+    run.attempts.update(launched=attempt.created)
+    assert measurements_store(run=run)
+    assert run.prediction["measured"]["total_s"] == pytest.approx(58)
+    assert run.prediction["measured"]["beyond_steps_s"] == pytest.approx(8)
+
+
 def test_restarts_are_expected_as_often_as_nodes_of_the_pool_failed(
     owner: User, django_assert_num_queries: Any
 ) -> None:

@@ -73,14 +73,19 @@ def _folder() -> str:
         _temporary.append(temporary)  # until the process ends
         _write(files(), Path(temporary.name))
         return temporary.name
+    return str(written_below(Path(settings.BUNDLES)))
+
+
+def written_below(parent: Path) -> Path:
+    """The folder below `parent` with this version's files; writes it if it does not exist."""
     content = files()
     digest = hashlib.sha256()
     for name, data in content.items():
         digest.update(f"{name} {len(data)} ".encode() + data)
-    folder = Path(settings.BUNDLES) / f"{digest.hexdigest()[:16]}{'-br' if _brotli() else ''}"
+    folder = parent / f"{digest.hexdigest()[:16]}{'-br' if _brotli() else ''}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as near:
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent) as near:
             made = Path(near) / "made"
             _write(content, made)
             try:
@@ -88,7 +93,7 @@ def _folder() -> str:
             except OSError:  # another process was faster
                 if not folder.is_dir():
                     raise
-    return str(folder)
+    return folder
 
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []

@@ -2,7 +2,8 @@
 
 Stages are read from timestamps of the programs that take part (submit, Slurm has the job, Slurm
 allocates, the supervisor is up, the point is visible), so a stage that waits is seen apart from one
-that computes. Needs root and Debian's Slurm. ORRERY_BENCH_PAIRS sets the number of pairs (5).
+that computes. Then cancel until the run is cancelled and its job has ended. Needs root and Debian's
+Slurm. ORRERY_BENCH_PAIRS sets the number of pairs (5); arguments select first-point or cancel.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PAIRS = int(os.environ.get("ORRERY_BENCH_PAIRS", "5"))
 GOAL_S = 3.0  # longer than on own nodes, without Slurm's queue time
 
 
-def main() -> int:
+def main(parts: list[str]) -> int:
     if not is_possible():
         print("bench_slurm needs root, munge and slurm-wlm")
         return 0
@@ -47,8 +48,11 @@ def main() -> int:
         engine.command("add", "hpc", f"config={cluster.conf}", f"home={engine.home}")
         engine.command("pool", "hpc", "hpc-low", "partition=low", "devices_per_node=1")
         orrery.until(lambda: orrery.get("engines/hpc")["ok"], 60, "the engine answers")
-        rows = [(_own(orrery), _slurm(orrery, cluster, engine.home)) for _ in range(PAIRS + 1)]
-        _record(rows[1:])  # the first pair reads programs from the disk
+        if "first-point" in parts:
+            rows = [(_own(orrery), _slurm(orrery, cluster, engine.home)) for _ in range(PAIRS + 1)]
+            _record(rows[1:])  # the first pair reads programs from the disk
+        if "cancel" in parts:
+            _record_cancel([_cancelled(orrery, cluster) for _ in range(PAIRS)])
     finally:
         orrery.close()
         cluster.close()
@@ -106,6 +110,32 @@ def _logged(text: str, pattern: str) -> float:
     return datetime.fromisoformat(matched[1]).timestamp()
 
 
+def _cancelled(orrery: Orrery, cluster: SlurmCluster) -> float:
+    """Seconds from the request to cancel until the run is cancelled and its job has ended."""
+    spec = train_spec(steps=100_000, ranks=1, every=50, resources={"pool": "hpc-low"})
+    run = orrery.submit(spec, "cancelled")
+    orrery.until_step(run, 2)
+    assert orrery.client is not None
+    began = time.monotonic()
+    orrery.client.post(f"runs/{run}/cancel")
+    orrery.until_state(run, "cancelled")
+    ended = ["COMPLETED"], ["CANCELLED"]
+    cluster.until(lambda: cluster.jobs_of(run) in ended, "the job has ended")
+    return time.monotonic() - began
+
+
+def _record_cancel(seconds: list[float]) -> None:
+    record(
+        "engines",
+        what="Slurm: cancel until the run is cancelled and its job has ended, the longest",
+        value=max(seconds),
+        unit="s",
+        figure="<= 10",
+        digits=1,
+        all=[round(each, 1) for each in seconds],
+    )
+
+
 def _record(rows: list[tuple[dict[str, float], dict[str, float]]]) -> None:
     def median(value: Callable[[tuple[dict[str, float], dict[str, float]]], float]) -> float:
         return statistics.median(value(row) for row in rows)
@@ -127,4 +157,4 @@ def _record(rows: list[tuple[dict[str, float], dict[str, float]]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or ["first-point", "cancel"]))

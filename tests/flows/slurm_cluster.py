@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import re
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 from tests.flows.embedded import ROOT, free_port
 
 BUNDLE = ROOT / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
+_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")  # of mariadb-server-core
 _DAEMON = 1
+USER = pwd.getpwuid(65534).pw_name  # without permissions, and no account of the system
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
 ClusterName=t
@@ -30,7 +37,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=60
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -46,10 +53,13 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=300
+BatchStartTimeout=120
+UnkillableStepTimeout=300
+TCPTimeout=20
 KillWait=8
-MinJobAge=300
-MessageTimeout=3
+MinJobAge=900
+MessageTimeout=30
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 Prolog={folder}/prolog.sh
@@ -65,7 +75,16 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePass={folder}/munge.socket
 AccountingStoragePort={ports[3]}
+AccountingStorageEnforce=associations,limits,qos
 """
+# a user of account lab with two of the three QOS; root has an account of its own
+_RIGHTS = (
+    "add account lab",
+    "add account closed",
+    "add qos limited MaxJobsPerUser=1",
+    "add qos long",
+    "add user {user} account=lab qos=normal,limited",
+)
 _TOKENS = """\
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key={folder}/jwt.key
@@ -88,7 +107,8 @@ PidFile={folder}/slurmdbd.pid
 
 def has_accounting() -> bool:
     """Whether slurmdbd and its database can be started too."""
-    return all(shutil.which(name, path=_PATH) for name in ("slurmdbd", "mariadbd", "sacctmgr"))
+    programs = ("slurmdbd", "mariadbd", "sacctmgr")
+    return _TABLES.exists() and all(shutil.which(name, path=_PATH) for name in programs)
 
 
 def has_rest(*, tokens: bool = False) -> bool:
@@ -111,16 +131,27 @@ def _listens(path: Path, port: int, tokens: bool) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may pass. Each session of pytest closes that of all sessions."""
+    folder = Path(tempfile.mkdtemp(prefix="orrery-slurm-", dir="/tmp"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class SlurmCluster:
     """Start it, then give `conf` to Slurm's commands as SLURM_CONF."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.conf = folder, folder / "slurm.conf"
+        self.view: list[str] = []  # before slurmd: its jobs see what other users may see
         self.database: subprocess.Popen[bytes] | None = None
         self.rest: list[subprocess.Popen[bytes]] = []
         self.environ = {"PATH": _PATH, "SLURM_CONF": str(self.conf), "LANG": "C.UTF-8"}
 
     def start(self, *, accounting: bool = False) -> None:
+        """With `accounting`, Slurm demands accounts and QOS of which USER has some."""
         for name in ("state", "spool.n1", "spool.n2"):
             (self.folder / name).mkdir(parents=True)
         for script in BUNDLE.glob("*.sh"):
@@ -151,29 +182,33 @@ class SlurmCluster:
             self._start_accounting(ports)
         self.start_controller()
         for node in ("n1", "n2"):
-            self.run("slurmd", "-N", node)
+            self.run(*self.view, "slurmd", "-N", node)
         self.until(lambda: self.run("sinfo", "-h", "-p", "low", "-o", "%F") == "0/2/0/2", "idle")
 
     def _start_accounting(self, ports: list[int]) -> None:
         (self.folder / "mariadb").mkdir()
+        words = [
+            "/usr/sbin/mariadbd",
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={self.folder}/mariadb",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=8M",
+        ]
+        # slurmdbd reads accounts by a stored procedure, which is in a table of the system
+        tables = "CREATE DATABASE mysql;\nUSE mysql;\n" + _TABLES.read_text()
         with open(self.folder / "mariadbd.log", "wb") as log:
-            self.database = subprocess.Popen(
-                [
-                    "/usr/sbin/mariadbd",
-                    "--no-defaults",
-                    "--user=root",
-                    "--skip-grant-tables",  # no tables of its own have to be created
-                    f"--datadir={self.folder}/mariadb",
-                    f"--socket={self.folder}/mariadb.socket",
-                    f"--port={ports[4]}",
-                    "--bind-address=127.0.0.1",
-                    "--innodb-buffer-pool-size=32M",
-                    "--innodb-log-file-size=8M",
-                ],
+            subprocess.run(
+                [*words, "--bootstrap"],
+                input=tables.encode(),
                 env=self.environ,
                 stdout=log,
                 stderr=log,
+                timeout=120,
             )
+            words += ["--skip-grant-tables", f"--socket={self.folder}/mariadb.socket"]
+            words += [f"--port={ports[4]}", "--bind-address=127.0.0.1"]
+            self.database = subprocess.Popen(words, env=self.environ, stdout=log, stderr=log)
         socket_ = self.folder / "mariadb.socket"
         self.until(socket_.exists, "the database answers", seconds=60)
         conf = self.folder / "slurmdbd.conf"
@@ -181,6 +216,8 @@ class SlurmCluster:
         conf.chmod(0o600)
         self.run("slurmdbd")
         self.until(self._has_cluster, "slurmdbd answers", seconds=60)
+        for line in _RIGHTS:
+            self.run("sacctmgr", "-i", *line.format(user=USER).split())
 
     def _has_cluster(self) -> bool:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
@@ -197,9 +234,6 @@ class SlurmCluster:
         folder = self.folder / f"rest{len(self.rest)}"
         folder.mkdir()
         os.chown(folder, _DAEMON, _DAEMON)
-        for place in (*self.folder.parents, self.folder):
-            if place.stat().st_uid == os.geteuid() and place.is_relative_to("/tmp/"):
-                place.chmod(place.stat().st_mode | 0o011)
         port = free_port()
         address = f"127.0.0.1:{port}" if tokens else f"unix:{folder}/socket"
         words = ["setpriv", f"--reuid={_DAEMON}", f"--regid={_DAEMON}", "--clear-groups"]
@@ -220,16 +254,22 @@ class SlurmCluster:
         self.until(self._answers, "slurmctld answers")
 
     def stop_controller(self) -> None:
-        """Stop it so that it remembers its jobs; one that is killed forgets the newest."""
+        """Stop it so that it saves everything, drained nodes too."""
         self._end("slurmctld", signal.SIGTERM)
 
     def kill_controller(self) -> None:
+        """At once, after it has saved all jobs that it started: it does so every five seconds."""
+        log = (self.folder / "slurmctld.log").read_text()
+        started = re.findall(r"^\[([^\]]+)\].* (?:Allocate|Started) JobId=", log, re.MULTILINE)
+        newest = max((datetime.fromisoformat(each).timestamp() for each in started), default=0.0)
+        saved = self.folder / "state" / "job_state"
+        self.until(lambda: saved.stat().st_mtime > newest, "slurmctld has saved its jobs")
         self._end("slurmctld", signal.SIGKILL)
 
     def run(self, *words: str) -> str:
         """The output of a command, which must succeed."""
         done = subprocess.run(
-            words, env=self.environ, capture_output=True, text=True, timeout=30, cwd="/"
+            words, env=self.environ, capture_output=True, text=True, timeout=90, cwd="/"
         )
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout.strip()
@@ -249,7 +289,7 @@ class SlurmCluster:
         """The job's state in Slurm's words."""
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
 
-    def until(self, condition: object, what: str, seconds: float = 30) -> None:
+    def until(self, condition: object, what: str, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if condition():  # type: ignore[operator]
@@ -267,8 +307,9 @@ class SlurmCluster:
             server.terminate()
             server.wait(10)
         with contextlib.suppress(Exception):
-            self.run("scancel", "--full", "--signal=KILL", "--user=root")
-            self.run("scancel", "--user=root")
+            for user in ("root", USER):
+                self.run("scancel", "--full", "--signal=KILL", f"--user={user}")
+                self.run("scancel", f"--user={user}")
             self.until(lambda: not self.run("squeue", "-h"), "no job", seconds=10)
         for name in ("slurmd.n1", "slurmd.n2", "slurmctld", "slurmdbd", "munged"):
             self._end(name, signal.SIGTERM)
@@ -286,7 +327,7 @@ class SlurmCluster:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             pid = int((self.folder / f"{name}.pid").read_text())
             os.kill(pid, number)
-            for _ in range(50):
+            for _ in range(300):
                 os.kill(pid, 0)
                 time.sleep(0.1)
             os.kill(pid, signal.SIGKILL)

@@ -10,18 +10,16 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from orchestrator.fleet.cluster_engines.settings import SlurmSettings
-from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm as SlurmEngine
 from tests.chaos.cluster import FAKE_TORCH
 from tests.flows.embedded import ROOT, Orrery, train_spec
-from tests.flows.slurm_cluster import BUNDLE, SlurmCluster, has_accounting, is_possible
+from tests.flows.slurm_cluster import BUNDLE, SlurmCluster, is_possible, open_folder
 
 pytestmark = [
     pytest.mark.flow,
@@ -53,6 +51,18 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def add(self, name: str, pools: Mapping[str, Mapping[str, Any]], **settings: Any) -> None:
+        """An engine with pools of one device per node, by REST: commands take seconds each."""
+        assert self.orrery.client is not None
+        settings = {"config": str(self.cluster.conf), "poll_s": 0.5, **settings}
+        body = {"name": name, "kind": "slurm", "settings": settings}
+        answer = self.orrery.client.post("engines", json=body)
+        assert answer.status_code == 201, answer.text
+        for pool, words in pools.items():
+            body = {"settings": {"partition": "low", "devices_per_node": 1, **words}}
+            answer = self.orrery.client.put(f"engines/{name}/pools/{pool}", json=body)
+            assert answer.status_code == 200, answer.text
+
     def add_fake(self, folder: Path) -> None:
         """Engine `fake`: real supervisors with the ranks of the chaos tests."""
         self.fake_home = folder / "home"
@@ -66,9 +76,7 @@ class Slurm:
             f'exec {sys.executable} "$@"\n'
         )
         python.chmod(0o755)
-        words = (f"config={self.cluster.conf}", f"home={folder / 'home'}", f"python={python}")
-        self.command("add", "fake", *words, "poll_s=0.5")
-        self.command("pool", "fake", "fake", "partition=low", "devices_per_node=1")
+        self.add("fake", {"fake": {}}, home=str(self.fake_home), python=str(python))
 
     def starts(self) -> Counter[tuple[str, int]]:
         """How often each attempt of the fake ranks has started, by run and attempt."""
@@ -104,25 +112,28 @@ class Slurm:
 
 
 @pytest.fixture(scope="module")
-def slurm(installation: Orrery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    folder = tmp_path_factory.mktemp("slurm")
-    cluster = SlurmCluster(folder / "cluster")
-    try:
-        cluster.start(accounting=has_accounting())
-        engine = Slurm(installation, cluster, folder / "home")
-        engine.command("add", "hpc", f"config={cluster.conf}", f"home={engine.home}", "poll_s=0.5")
-        for pool, partition in (("hpc-low", "low"), ("hpc-none", "nowhere")):
-            engine.command("pool", "hpc", pool, f"partition={partition}", "devices_per_node=1")
-        engine.add_fake(folder / "fake")
-        yield engine
-    finally:
-        cluster.close()
+def slurm(installation: Orrery) -> Iterator[Slurm]:
+    with open_folder() as folder:
+        cluster = SlurmCluster(folder / "cluster")
+        try:
+            cluster.start()
+            engine = Slurm(installation, cluster, folder / "home")
+            pools = {"hpc-low": {}, "hpc-none": {"partition": "nowhere"}}
+            engine.add("hpc", pools, home=str(engine.home))
+            engine.add_fake(folder / "fake")
+            yield engine
+        finally:
+            cluster.close()
 
 
 def test_a_run_is_the_same_and_survives_what_happens_to_its_jobs(
     orrery: Orrery, slurm: Slurm
 ) -> None:
-    """One run: points of two nodes, requeued by Slurm, then its controller is killed."""
+    """One run: points of two nodes, requeued by Slurm, then its controller is killed.
+
+    Own nodes give the same losses for its spec without that.
+    """
+    assert orrery.client is not None
     wrong = slurm.submit(steps=1, pool="hpc-none")
     run = slurm.submit(steps=100_000)
     orrery.until_state(wrong, "failed")
@@ -145,11 +156,13 @@ def test_a_run_is_the_same_and_survives_what_happens_to_its_jobs(
     orrery.until(lambda: _complete(orrery.steps(run)), 60, "every step has its point once")
     ended = next(a for a in orrery.get(f"runs/{run}/attempts")["items"] if a["attempt"] == 1)
     assert ended["exit"]["class"] == "preempted"
+    resumed_at = orrery.events(run, "checkpoint_restored")[0]["data"]["step"]
 
     # the controller dies under it: nothing is concluded, nothing starts twice
     slurm.cluster.kill_controller()
     last = orrery.steps(run)[-1]
     waiting = slurm.submit(steps=20, ranks=1)
+    own = orrery.submit(train_spec(steps=100_000, every=5), "own")
     orrery.until_step(run, last + 3)
     slurm.cluster.start_controller()
     orrery.until_state(waiting, "finished")
@@ -157,11 +170,16 @@ def test_a_run_is_the_same_and_survives_what_happens_to_its_jobs(
     assert len(slurm.cluster.jobs_of(waiting)) == 1
     assert orrery.state(run) == "running" and len(slurm.cluster.jobs_of(run)) == 2
 
+    orrery.until_step(own, resumed_at + 3)
+    orrery.client.post(f"runs/{own}/cancel")
+    orrery.until_state(own, "cancelled")
+    steps = resumed_at + 3
+    assert losses(orrery, run)[:steps] == losses(orrery, own)[:steps]
+
     # with a drained node, a further run of two nodes waits for a stated reason and can be cancelled
     slurm.cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
     blocked = slurm.submit(steps=5)
     orrery.until(lambda: "down, drained or reserved" in str(_wait(orrery, blocked)), 60, "a reason")
-    assert orrery.client is not None
     orrery.client.post(f"runs/{blocked}/cancel")
     orrery.until_state(blocked, "cancelled")
     slurm.until_states(blocked, ["CANCELLED"])
@@ -180,6 +198,10 @@ def test_a_run_is_the_same_and_survives_what_happens_to_its_jobs(
     slurm.cluster.until(
         lambda: slurm.cluster.jobs_of(second)[0] in ("COMPLETED", "CANCELLED"), "the job ends"
     )
+
+
+def losses(orrery: Orrery, run: str) -> list[float]:
+    return list(orrery.get(f"runs/{run}/series", name="loss", raw=1)["y"])
 
 
 def _complete(steps: list[int]) -> bool:
@@ -317,28 +339,6 @@ def test_the_check_of_the_bundle_runs_on_every_node(slurm: Slurm) -> None:
     job = cluster.run(*command, script)
     cluster.until(lambda: cluster.state_of(job) in ended, "the check ends", seconds=120)
     assert cluster.state_of(job) == "FAILED" and "FAILED: home /proc/none" in output.read_text()
-
-
-@pytest.mark.skipif(not has_accounting(), reason="needs slurmdbd and mariadb-server-core")
-def test_sacct_agrees_with_squeue_on_ended_jobs(slurm: Slurm) -> None:
-    cluster = slurm.cluster
-    port = SlurmEngine(SlurmSettings(config=str(cluster.conf), home=str(slurm.home)))
-    name = "orrery-1-1-accounted"
-    command = ["sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--wrap=exit 7"]
-    job = cluster.run(*command)
-    cluster.until(lambda: cluster.state_of(job) == "FAILED", "the job ends")
-    seen = port.watch()[name]
-    # scontrol does not know the number of a job that was forgotten: sacct answers
-    cluster.until(lambda: port.lookup(number="999999", name=name), "the job is accounted")
-    known = port.lookup(number="999999", name=name)
-    assert known is not None
-    assert (known.number, known.state, known.phase, known.exit_class, known.hosts) == (
-        seen.number,
-        seen.state,
-        seen.phase,
-        seen.exit_class,
-        seen.hosts,
-    )
 
 
 def attempt_of(orrery: Orrery, run: str, number: int) -> Any:

@@ -17,7 +17,7 @@ from orchestrator.scheduling.cluster_engines.interface import (
 )
 from orchestrator.scheduling.cluster_engines.slurm import rest
 from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
-from tests.flows.slurm_cluster import SlurmCluster, has_rest, is_possible
+from tests.flows.slurm_cluster import SlurmCluster, has_rest, is_possible, open_folder
 
 pytestmark = [
     pytest.mark.flow,
@@ -27,13 +27,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm") / "cluster")
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.close()
+def cluster() -> Iterator[SlurmCluster]:
+    with open_folder() as folder:
+        cluster = SlurmCluster(folder / "cluster")
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,10 @@ def jobs(cluster: SlurmCluster) -> dict[str, str]:
     return numbers
 
 
-def engine(cluster: SlurmCluster, token: str | None = None, **settings: str) -> Slurm:
-    return Slurm(SlurmSettings(config=str(cluster.conf), timeout_s=5, **settings), token)
+def engine(
+    cluster: SlurmCluster, token: str | None = None, *, timeout_s: float = 60, **settings: str
+) -> Slurm:
+    return Slurm(SlurmSettings(config=str(cluster.conf), timeout_s=timeout_s, **settings), token)
 
 
 @pytest.mark.parametrize("version", ["v0.0.36", "v0.0.37", "v0.0.38"])
@@ -80,13 +83,17 @@ def test_an_expired_token_is_a_problem_and_squeue_answers(
     cluster: SlurmCluster, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = cluster.start_rest(tokens=True)
-    text = cluster.run("scontrol", "token", "username=root", "lifespan=4")
-    token = Credentials.from_dict({"rest_token": text}).rest_token
-    assert text == f"SLURM_JWT={token}"
     monkeypatch.setattr(rest, "_RETRY_S", 0.0)
-    port = engine(cluster, token, rest=url, rest_user="root")
-    assert port.watch() == engine(cluster).watch() and port.problem == ""
-    time.sleep(5)
+    ports = []
+    for lifespan in (600, 1):
+        text = cluster.run("scontrol", "token", "username=root", f"lifespan={lifespan}")
+        token = Credentials.from_dict({"rest_token": text}).rest_token
+        assert text == f"SLURM_JWT={token}"
+        ports.append(engine(cluster, token, rest=url, rest_user="root"))
+    valid, port = ports
+    assert valid.watch() == engine(cluster).watch() and valid.problem == ""
+    valid.close()
+    time.sleep(2)
     assert set(port.watch()) == {name for name in jobs if name != "foreign"}
     assert (
         "refuses the login: the token expired at 20" in port.problem
@@ -119,8 +126,9 @@ def test_slurmrestd_of_another_version_or_none_is_a_problem_and_squeue_answers(
 def test_without_a_controller_nothing_is_concluded(
     cluster: SlurmCluster, jobs: dict[str, str]
 ) -> None:
-    port = engine(cluster, rest=cluster.start_rest())
-    assert port.watch()
+    url = cluster.start_rest()
+    assert engine(cluster, rest=url).watch()
+    port = engine(cluster, rest=url, timeout_s=2)
     cluster.stop_controller()
     try:
         with pytest.raises(EngineUnavailable):

@@ -228,7 +228,12 @@ def collect_all(renew: Callable[[], None] = lambda: None) -> None:
 def once(act: Callable[[], Any]) -> Callable[[], None]:
     """Does it at the first call, in another session."""
     acts = [act]
-    return lambda: in_another_session(acts.pop()) if acts else None
+
+    def do() -> None:
+        if acts:
+            in_another_session(acts.pop())
+
+    return do
 
 
 def fork(run: Run) -> Run:

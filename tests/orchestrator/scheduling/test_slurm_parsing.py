@@ -157,7 +157,12 @@ def test_a_job_has_the_submitters_user_and_group(
     """With the user alone, its group would be that of the control plane."""
     person = pwd.getpwuid(65534)
     runs: list[tuple[str, ...]] = []
-    monkeypatch.setattr(Commands, "run", lambda _, *words, stdin: runs.append(words) or "7")
+
+    def run(_: Commands, *words: str, stdin: str) -> str:
+        runs.append(words)
+        return "7"
+
+    monkeypatch.setattr(Commands, "run", run)
     slurm = Slurm(SlurmSettings.from_dict({"identity": identity}))
     assert slurm.submit(_order(owner=person.pw_name)) == "7"
     given = [word for word in runs[0] if word.startswith(("--uid", "--gid"))]

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from orrery_cli import client as rest
+from orrery_cli import credentials
 
+from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from tests import factories
-from tests.cli.conftest import Orrery
+from tests.cli.conftest import URL, Orrery
 
 
 def lines_sent(run: str, *texts: str) -> None:
@@ -127,6 +129,34 @@ def test_logs_follow_to_the_end_of_the_run(orrery: Orrery, monkeypatch: pytest.M
     ]
     monkeypatch.setattr("orrery_cli.commands.logs.time.sleep", lambda s: actions.pop(0)())
     assert orrery("logs", run, "-f").out == "rank 0: one\nrank 0: two\n"
+
+
+def test_logs_follow_continues_with_a_token_that_a_login_stores(
+    orrery: Orrery, owner: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `watch` read the stored token again."""
+    run = json.loads(orrery("submit", "--kind", "external", "--json").out)["id"]
+    lines_sent(run, "one")
+    old, first = accounts.token_create(user=owner, name="first", by=owner)
+    _, second = accounts.token_create(user=owner, name="second", by=owner)
+    monkeypatch.delenv("ORRERY_TOKEN")
+    credentials.store(URL, first)
+
+    def replaced() -> None:
+        accounts.token_revoke(token=old, by=owner)
+        credentials.store(URL, second)
+
+    actions: list[Any] = [
+        replaced,
+        lambda: lines_sent(run, "one", "two"),
+        lambda: runs.run_cancel(run=Run.objects.get(pk=run), by=owner),
+    ]
+    monkeypatch.setattr("orrery_cli.commands.logs.time.sleep", lambda s: actions.pop(0)())
+    assert orrery("logs", run, "-f").out == "rank 0: one\nrank 0: two\n"
+
+    credentials.store(URL, first)
+    refused = orrery("logs", run)
+    assert refused.code == 1 and "orrery login" in refused.err
 
 
 def test_download_writes_whole_files_only(

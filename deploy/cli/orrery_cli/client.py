@@ -17,7 +17,7 @@ if "httpx" not in sys.modules:
 import httpx
 
 from orrery_cli import __version__, credentials
-from orrery_cli.errors import CliError, Refused, Unreachable
+from orrery_cli.errors import AUTHENTICATION, CliError, Refused, Unreachable
 
 TRANSPORT: httpx.BaseTransport | None = None  # tests replace it
 TIMEOUT_S = 30.0
@@ -94,12 +94,6 @@ class Client:
         """A context manager with the response of a file, whose body is read in parts."""
         return self._http.stream("GET", path, headers=self._headers())
 
-    def read_token_again(self) -> bool:
-        """Whether another command has stored another token meanwhile, which is used from now on."""
-        stored = self._given or credentials.token(self.url)
-        changed, self.token = stored != self.token, stored
-        return changed
-
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
@@ -108,7 +102,7 @@ class Client:
     ) -> httpx.Response:
         for pause_s in (*_PAUSES_S, None):
             try:
-                return self._once(method, path, **request)
+                return self._with_newest_token(method, path, **request)
             except Unreachable as error:
                 wait_s = pause_s if error.after_s is None else error.after_s
                 if pause_s is None or wait_s is None or wait_s > LONGEST_WAIT_S:
@@ -118,6 +112,19 @@ class Client:
                 if wait_s > 0:
                     time.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
+
+    def _with_newest_token(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """The response; a request that the token does not allow is repeated with the token that
+        another command has stored meanwhile, if any.
+        """
+        try:
+            return self._once(method, path, **request)
+        except Refused as error:
+            stored = self._given or credentials.token(self.url)
+            if error.status != AUTHENTICATION or stored == self.token:
+                raise
+            self.token = stored
+            return self._once(method, path, **request)
 
     def _once(self, method: str, path: str, **request: Any) -> httpx.Response:
         headers = {**self._headers(), **request.pop("headers", {})}

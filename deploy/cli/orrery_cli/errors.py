@@ -9,6 +9,7 @@ from typing import Any
 REFUSED = 1
 USAGE = 2
 CANCELLED = 3
+AUTHENTICATION = 401  # status of a refusal: the token is missing, unknown or expired
 
 _LOGIN = "log in with `orrery login`, or set ORRERY_TOKEN."
 # what to do about a problem's type (last part of its URL)

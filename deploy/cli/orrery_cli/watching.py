@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from orrery_cli.errors import CANCELLED, CliError, Refused, Unreachable
+from orrery_cli.errors import AUTHENTICATION, CANCELLED, CliError, Refused, Unreachable
 from orrery_cli.output import print_json
 from orrery_cli.progress import Lines, Screen
 
@@ -20,7 +20,6 @@ PATIENCE_S = 900.0
 LONGEST_PAUSE_S = 15.0
 SERIES_EVERY_S = 3.0
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": CANCELLED}
-_AUTHENTICATION = 401
 
 
 def watch_run(
@@ -96,10 +95,9 @@ class _Reader:
                 time.sleep(wait_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except Refused as error:
-                if error.status != _AUTHENTICATION:
+                if error.status != AUTHENTICATION:
                     raise
-                if not self.client.read_token_again():
-                    raise self._without_token(error) from None
+                raise self._without_token(error) from None
             else:
                 if since is not None:
                     self.display.outage_ended()

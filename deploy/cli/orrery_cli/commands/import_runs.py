@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orrery_cli.errors import CliError, Refused, report
+from orrery_cli.errors import AUTHENTICATION, CliError, Refused, report
 from orrery_cli.options import AsJson
 from orrery_cli.output import print_json
 
@@ -41,7 +41,7 @@ def import_runs(
                     raise run
                 answer = send_run(client, run, experiment=experiment)
             except (SourceError, Refused) as error:
-                if isinstance(error, Refused) and error.status == 401:
+                if isinstance(error, Refused) and error.status == AUTHENTICATION:
                     raise  # for every run
                 failed += 1
                 report(error, as_json=as_json)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from django import template
@@ -11,6 +13,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from webui.forms.spec_fields import FIELDS_BY_PATH
@@ -79,6 +82,13 @@ def plan_glyph(plan: Any) -> SafeString:
     """Show a plan in short form: dp4·tp2·z1 bf16."""
     if not isinstance(plan, dict):
         return format_html('<span class="glyph">{}</span>', plan or "–")
+    return _plan_glyph(json.dumps(plan, default=str), get_language())
+
+
+@lru_cache(maxsize=512)
+def _plan_glyph(text: str, _language: str | None) -> SafeString:
+    """The glyph of a plan as JSON; runs of a list often have the same plan."""
+    plan = json.loads(text)
     axes, rest = formatting.plan_parts(plan)
     dot = mark_safe("<i>·</i>")
     body = format_html_join(dot, "<b>{}</b>", ((axis,) for axis in axes))

@@ -182,11 +182,13 @@ def events_visible_to(
     since: datetime | None = None,
     or_failed: bool = False,
 ) -> list[RunEvent]:
-    """Events of all visible runs or of some, newest first, ids below `before_id`; selects runs.
+    """Events of all visible runs or of some, newest first, ids below `before_id`.
 
-    `or_failed` adds to `types` the changes of runs to the state failed.
+    With the names of their runs. Reading the whole runs took half of the time. `or_failed` adds to
+    `types` the changes of runs to the state failed.
     """
-    rows = RunEvent.objects.select_related("run")
+    own = [field.name for field in RunEvent._meta.concrete_fields]
+    rows = RunEvent.objects.select_related("run").only(*own, "run__name")
     if of_runs is not None:
         rows = rows.filter(run__in=of_runs)
     if since is not None:

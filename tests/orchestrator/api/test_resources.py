@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from orchestrator.accounts.models import ApiToken, User
 from orchestrator.api.schemas.runs import QueueOut
@@ -181,3 +183,14 @@ def test_presets_list_what_a_spec_may_name(owner: User) -> None:
     assert answer["data"] == ["shakespeare"]
     sizes = {model["name"]: model["parameters"] for model in answer["models"]}
     assert 6.7e9 < sizes["llama2-7b"] < 6.8e9
+
+
+@pytest.mark.django_db
+def test_events_of_all_runs_read_no_specs(owner: User) -> None:
+    runs = [factories.run(owner) for _ in range(3)]
+    with CaptureQueriesContext(connection) as queries:
+        events = factories.api(owner).get("/api/v1/events").json()["items"]
+    assert {event["run"] for event in events} == {str(run.pk) for run in runs}
+    rows = [query["sql"] for query in queries if 'FROM "runs_runevent"' in query["sql"]]
+    assert len(rows) == 1 and '"runs_run"."spec"' not in rows[0]
+    assert not any('FROM "runs_run" ' in query["sql"] for query in queries), "no query per event"

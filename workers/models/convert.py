@@ -103,7 +103,7 @@ def _read_assets(source: Path) -> dict[str, bytes]:
 
 
 def _copy_token_ids(folder: Path, generation: bytes) -> None:
-    """Copy the ids of begin, end and padding tokens to config.json, which some programs read."""
+    """Copy the ids of start, end and padding tokens to config.json, which some programs read."""
     settings = json.loads(generation)
     path = folder / "config.json"
     config = json.loads(path.read_bytes())

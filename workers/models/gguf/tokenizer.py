@@ -116,7 +116,7 @@ class _Vocabulary:
         }
 
     def generation(self) -> dict[str, Any]:
-        """The content of generation_config.json: ids of begin, end and padding."""
+        """The content of generation_config.json: ids of start, end and padding."""
         ends = list(dict.fromkeys(end for key in _ENDS if (end := self._id(key)) is not None))
         ids: dict[str, Any] = {
             "bos_token_id": self._id("bos"),

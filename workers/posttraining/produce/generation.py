@@ -18,7 +18,7 @@ from workers.posttraining.produce import tasks
 from workers.posttraining.produce.client import ChatClient, Reply, Sampling
 from workers.posttraining.produce.scores import Candidate
 
-_EXAMPLES, _SEED_EXAMPLES = 3, 2  # prompts shown to invent one unlike them; the rest are own ones
+_EXAMPLES, _SEED_EXAMPLES = 3, 2  # prompts shown to invent another one; of these, seeds
 _SHOWN_PROMPT = 1000  # characters of a seed prompt in provenance
 
 

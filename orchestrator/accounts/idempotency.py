@@ -16,7 +16,7 @@ from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, invalid
 
 RETENTION = timedelta(hours=24)
-# a claim without response for this long belongs to a process that died
+# a claim without response for this long belongs to a process that has ended
 _ABANDONED = timedelta(seconds=60)
 
 

@@ -19,7 +19,7 @@ from orchestrator.common.units import is_id
 MOST_HOURS = 1e12
 MOST_DEVICES = 1_000_000
 MOST_SHARE = 1000
-_MANAGED = "_orrery_managed_owners"  # attribute of a user object that lives for one request
+_MANAGED = "_orrery_managed_owners"  # attribute of a user object, which exists for one request
 
 
 def teams_visible_to(*, user: User) -> QuerySet[Team]:

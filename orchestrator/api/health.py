@@ -1,6 +1,6 @@
 """/health/: liveness of scheduler, Redis, ingest and nodes. Names no run.
 
-Open to everyone, with details only for users and tokens with the scope `read`: strangers learn
+Open to everyone, with details only for users and tokens with the scope `read`: others see
 whether the installation works, nothing about it.
 
 503 if a component that everything depends on is dead.

@@ -20,8 +20,8 @@ _FUTURE_MS: Final = 3_600_000  # a writer chose ids that are further ahead of th
 def clean(client: redis.Redis, streams: Iterable[str]) -> int:
     """Delete entries that every group acknowledged, and names of consumers that ended.
 
-    An empty stream whose next id a writer moved far ahead is deleted: nothing could be appended to
-    it some time. Returns how many entries were deleted.
+    An empty stream whose next id a writer moved far ahead is deleted: a lower id could not be
+    appended to it. Returns how many entries were deleted.
     """
     names = list(streams)
     with client.pipeline(transaction=False) as pipe:

@@ -39,7 +39,7 @@ def undo(client: redis.Redis, stream: str, *entries: bytes) -> None:
 
 
 def succeed(client: redis.Redis, stream: str, *entries: bytes) -> None:
-    """Forget the counts of entries that are processed or recorded as dead letters."""
+    """Remove the counts of entries that are processed or recorded as dead letters."""
     if entries:
         client.hdel(_key(stream), *(entry.decode() for entry in entries))
 

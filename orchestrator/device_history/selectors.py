@@ -59,7 +59,7 @@ class Period:
 
     @property
     def times(self) -> list[int]:
-        """The begin of each column."""
+        """The start of each column."""
         return [self.start + at * self.step_s for at in range(self.columns)]
 
 

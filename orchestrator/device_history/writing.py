@@ -228,7 +228,7 @@ def _add_hours(minute: int, attempts: Mapping[int, Used]) -> None:
 
 
 def _replace_idle(result: Attributed) -> None:
-    """Store which devices became idle; forget those that work, or that their attempt released.
+    """Store which devices became idle; remove those that work, or that their attempt released.
 
     A device without a reading in the minute stays as it was while its attempt holds it.
     """

@@ -146,7 +146,7 @@ class _Reader:
             case "{" if (counts := self._counts()) is not None:
                 least, most, self.at = counts
                 if most is not None and most < least:
-                    raise PatternError(f"{{{least},{most}}} ends below its begin", at)
+                    raise PatternError(f"{{{least},{most}}} ends below its start", at)
                 if max(least, most or 0) > _MOST_REPEATS:
                     raise PatternError(f"more than {_MOST_REPEATS} repetitions", at)
             case _:
@@ -271,6 +271,6 @@ def _unsupported_group(begin: str, start: int) -> PatternError:
         message = "conditions on what comes before or after are not supported"
         return PatternError(message, start, "Match the whole name: ^…$.")
     if begin[1:2].isalpha():
-        message = "only (?i) is supported, at the begin of the pattern"
+        message = "only (?i) is supported, at the start of the pattern"
         return PatternError(message, start, "Use (?i)….")
     return PatternError(f"({begin} is not supported", start, "Use (…) or (?:…).")

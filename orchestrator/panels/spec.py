@@ -144,7 +144,7 @@ class PanelSpec(Contract):
     def _check_limits(self, axis: str) -> None:
         low, high = getattr(self, f"{axis}_min"), getattr(self, f"{axis}_max")
         if low is not None and high is not None and low >= high:
-            message = f"the {axis} axis ends at {high:g}, which is not above its begin {low:g}"
+            message = f"the {axis} axis ends at {high:g}, which is not above its start {low:g}"
             raise Refused(message, f"Use a number above {low:g}.", field=f"{axis}_max")
         if getattr(self, f"{axis}_log") and any(
             end is not None and end <= 0 for end in (low, high)

@@ -35,7 +35,7 @@ _KINDS: Final[dict[str, Kind]] = {
 def table_csv(
     runs: MatchingRuns, *, sort: Sort | None, columns: Sequence[Column]
 ) -> Iterator[bytes]:
-    """Lines of UTF-8 text, some hundred at a time; the first line names the columns."""
+    """Lines of UTF-8 text, some hundreds at a time; the first line names the columns."""
     more = _further(columns)
     head = _lines([[*_FIRST, *(column.key for column in more)]])
     for rows in _batches(runs, sort, more):  # before the first part, so that it can be refused
@@ -95,7 +95,7 @@ def _further(columns: Sequence[Column]) -> list[Column]:
 def _batches(
     runs: MatchingRuns, sort: Sort | None, more: Sequence[Column]
 ) -> Iterator[list[list[Any]]]:
-    """The rows in order, some hundred at a time."""
+    """The rows in order, some hundreds at a time."""
     after: PageEnd | None = None
     while rows := sorted_ids(runs, sort, after=after, limit=_BATCH):
         ids = [id for id, _ in rows]

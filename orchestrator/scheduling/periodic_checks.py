@@ -197,7 +197,7 @@ def _check(
 def _check_engine_attempt(
     attempt: Attempt, exits: Mapping[str, Mapping[str, object]], known: Presence
 ) -> int:
-    """Requests and exits; whether it is lost, its engine knows (`cluster_engines.sync`)."""
+    """Requests and exits; `cluster_engines.sync` detects lost jobs."""
     names = {share["node"] for share in attempt.placement} - set(exits)
     if exits and not names:
         attempt_end.finish(attempt, exits)

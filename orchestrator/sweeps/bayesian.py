@@ -1,6 +1,6 @@
 """TPE proposals and the importance of parameters, by Optuna. Does not depend on the database.
 
-Optuna takes a second to import, so functions import it. Studies live in memory for one call.
+Optuna takes a second to import, so functions import it. A study exists in memory for one call.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Ingest:
     _streams: list[str] = field(default_factory=list)
     # entries that failed, or ended the process: each is stored alone, with a count of failures
     _suspects: set[bytes] = field(default_factory=set)
-    # entries whose reader died, perhaps of one of them: counted while they are stored together
+    # entries whose reader ended, perhaps because of one of them: counted while stored together
     _inherited: set[bytes] = field(default_factory=set)
     _published: dict[int, float] = field(default_factory=dict)  # run → time of its last progress
     _deferred: dict[int, dict[str, Any]] = field(default_factory=dict)  # run → unpublished progress

@@ -36,7 +36,7 @@ class Columns:
 
     @property
     def since(self) -> datetime:
-        """The begin of the first column."""
+        """The start of the first column."""
         return datetime.fromtimestamp(self.start, UTC)
 
     @property

@@ -1,4 +1,4 @@
-"""Requests, builds, lists and deletes exports. A user sees own exports only.
+"""Requests, builds, lists and deletes exports. Users see only their own exports.
 
 What the archive has is decided when it is built and again when it is downloaded: only runs that its
 owner may see.

@@ -65,7 +65,7 @@ class EnergyRow:
 def report(
     *, user: User, since: datetime, until: datetime, by: str
 ) -> tuple[list[EnergyRow], EnergyRow]:
-    """Rows by falling energy, then idle time, and the total of the people whose runs a user sees.
+    """Rows, most energy first, then idle time, and the total of the people whose runs a user sees.
 
     A person in several teams counts for each of them. Raises Refusal 422 for an unknown group.
     """

@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The rows by falling usage (days by date), and the sum over all that the user may see.
+    """The rows, largest usage first (days by date), and the sum over all that the user may see.
 
     The rows of teams may add up to more: a person in several teams counts for each of them.
     """

@@ -113,7 +113,7 @@ def reported_isolation(node: str, *, patience_s: float) -> dict[str, str] | None
 
 
 def forget_isolation(node: str) -> None:
-    """Forget what an earlier start reported."""
+    """Remove what an earlier start reported."""
     from orchestrator.fleet.models import Node
 
     for row in Node.objects.filter(name=node):

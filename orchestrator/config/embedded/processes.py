@@ -165,7 +165,7 @@ def _die_with_parent(number: int) -> Callable[[], None] | None:
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # may be inherited as ignored
         libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died in between
+        if os.getppid() != parent:  # the parent ended in between
             os.kill(os.getpid(), number)
 
     return prepare

@@ -71,7 +71,7 @@ def copy_recorded(*, run: Run, attempt: int, node: str, stored: CopyStored) -> S
 
 
 def problem_recorded(*, node: str, run: Run, problem: StoreProblem) -> None:
-    """Remember why a node's copies wait; the next complete copy removes it."""
+    """Store why a node's copies wait; the next complete copy removes it."""
     values = {"run": run, "reason": problem.reason, "message": problem.message}
     row, new = NodeStore.objects.get_or_create(
         node=node, defaults={**values, "hint": problem.hint, "since": clock.now()}

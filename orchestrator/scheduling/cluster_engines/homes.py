@@ -77,7 +77,7 @@ def _owner(engine: Engine, attempt: Attempt) -> int | None:
 def _left(engine: Engine, attempt: Attempt, owner: int | None) -> list[LeftSupervisor]:
     """Ended attempts of the run and of others in the same home, the run's own first.
 
-    Only of ended jobs: after its report of the exit a supervisor lives on, for up to hours, and
+    Only of ended jobs: after its report of the exit a supervisor runs for up to hours, and
     sends the rest itself.
     """
     jobs = EngineJob.objects.filter(

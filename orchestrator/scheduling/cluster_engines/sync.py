@@ -193,7 +193,7 @@ def _ended(job: EngineJob, state: str, exit_class: str) -> None:
 
 
 def _vanished(job: EngineJob) -> None:
-    """The engine does not know the job: it lost it, or forgot it after its end."""
+    """The engine does not know the job: it lost it, or removed it after its end."""
     attempt = job.attempt
     if attempt.state == AttemptState.ASSIGNED and not attempt.nodes_exited and not job.hosts:
         log.warning("Job %s was lost by its engine; it is submitted again", job.name)

@@ -152,7 +152,10 @@ class Inbox:
                 self._stopping.wait(max(_PAUSE_S, _PAUSE_PER_STREAM_S * len(streams)))
 
     def _read_unacknowledged(self, client: redis.Redis, streams: list[str]) -> None:
-        """Entries of dead schedulers, as the lease ensures that there is no other, and own ones."""
+        """Entries that ended schedulers did not acknowledge, and those of this one.
+
+        The lease ensures that no other scheduler is running.
+        """
         positions = dict.fromkeys(streams, "0")
         more = True
         while more and not self._stopping.is_set():

@@ -100,7 +100,7 @@ class Liveness:
     ) -> list[NewHeartbeat]:
         """Read what these nodes wrote to the broker; the heartbeats that are new.
 
-        `fences` are those of the open attempts by node; other leases are not read, and forgotten.
+        `fences` are those of the open attempts by node; other leases are removed unread.
         Empty if the broker does not answer.
         """
         fences = fences or {}
@@ -181,7 +181,7 @@ class Liveness:
             del self._leases[key]
 
     def _retain(self, fences: Mapping[str, Sequence[str]]) -> None:
-        """Forget leases of attempts that are not open."""
+        """Remove leases of attempts that are not open."""
         if len(self._leases) > sum(map(len, fences.values())):
             held = {(fence, node) for node, listed in fences.items() for fence in listed}
             self._leases = {key: mark for key, mark in self._leases.items() if key in held}

@@ -74,7 +74,7 @@ class State:
 
 
 def together_for(devices: int, devices_per_node: int) -> int:
-    """Devices that a run without plan wants on one node: the most that divide it evenly."""
+    """Devices of one node for a run without a plan: the largest number that divides evenly."""
     most = min(devices, devices_per_node)
     return next(count for count in range(most, 0, -1) if devices % count == 0)
 
@@ -179,7 +179,7 @@ class Simulation:
             self._outcome.blocked_idle_s += self._free * (until - now)
 
     def _state(self, now: float) -> State:
-        """Copies of what the policy knows."""
+        """Copies of the input of the policy."""
         ends = {
             number: (
                 max(now, self._starts[number] + run.min_seconds),

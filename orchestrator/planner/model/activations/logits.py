@@ -138,7 +138,7 @@ def loss_without_logits(
     "tokens",
     "local_tokens / loss_chunks; without stored logits at most loss_chunk_bytes of logits; "
     "trained_share of them on a CPU without tp, pp and compile",
-    "chunks: a multiple of 64 tokens, at least 64; a CPU knows the number of tokens with loss",
+    "chunks: a multiple of 64 tokens, at least 64; on a CPU tokens with loss are counted first",
 )
 def loss_tokens(
     local_tokens: Column,

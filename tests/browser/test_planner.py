@@ -259,3 +259,29 @@ def test_nothing_is_wider_than_a_phone_and_nothing_jumps(
                 setTimeout(() => done(sum), 250); })"""
             )
             assert moved < 0.02, f"{address} moved by {moved}"
+
+
+SMALL = """() => {
+  const controls = "a[href], button, input:not([type=hidden]), select, textarea, summary";
+  const size = (one) => {
+    const {width, height} = one.getBoundingClientRect(), before = getComputedStyle(one, "::before");
+    const grown = before.content === "none" ? 0 : -2 * (parseFloat(before.top) || 0);
+    return [width + grown, height + grown];
+  };
+  return [...document.querySelectorAll(controls)].filter((one) => {
+    const [width, height] = size(one), {display, visibility} = getComputedStyle(one);
+    const shown = one.getClientRects().length && visibility !== "hidden";
+    if (!shown || display === "inline") return false;
+    return !one.closest(".visually-hidden, .skip, .treemap") && Math.min(width, height) < 24;
+  }).map((one) => `${one.tagName} ${one.className} ${one.name ?? ""} ${size(one)}`);
+}"""
+
+
+def test_controls_are_large_enough_for_a_finger(
+    browser: Browser, live_server: Any, owner: Any
+) -> None:
+    """WCAG 2.2, 2.5.8: 24 px. Checkboxes of plans had 20, points of the scatter 21."""
+    phone = {"width": 390, "height": 844}
+    with opened(browser, live_server, "/planner/", viewport=phone) as page:
+        expect(page.locator(".point.chosen")).to_be_visible()
+        assert page.evaluate(SMALL) == []

@@ -2,7 +2,8 @@
 
 Installs Lighthouse from npm into a folder of the user's cache; it is no dependency of the product.
 Needs node and Debian's chromium. Scores of performance are only true on a quiet machine;
-`--rounds N` loads each page N times, `--only accessibility,best-practices` leaves out others.
+`--rounds N` loads each page N times, `--only accessibility,best-practices` leaves out others,
+`--pages login,runs` measures some pages and `--forms mobile` one form.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(CATEGORIES))
+    parser.add_argument("--pages", default=",".join(PAGES))
+    parser.add_argument("--forms", default="desktop,mobile")
     options = parser.parse_args()
+    pages = {name: PAGES[name] for name in options.pages.split(",")}
     program = installed()
     with tempfile.TemporaryDirectory() as folder:
         orrery = Orrery(Path(folder) / "home", devices=1)
         try:
             orrery.start()
-            runs = {"run": finished_run(orrery), "other": finished_run(orrery)}
+            of_runs = [name for name, path in pages.items() if "{" in path]
+            runs = {name: finished_run(orrery) for name in ("run", "other") if of_runs}
             port = free_port()
             with sync_playwright() as play:
                 # Lighthouse joins this browser, clears its caches and keeps its cookies
@@ -64,10 +69,12 @@ def main() -> None:
                     executable_path="/usr/bin/chromium",
                     args=[*CHROMIUM, f"--remote-debugging-port={port}"],
                 )
-                for name, path in PAGES.items():
-                    if name == "overview":  # the login page comes first
+                logged_in = False
+                for name, path in pages.items():
+                    if name != "login" and not logged_in:
                         log_in(context.pages[0], orrery)
-                    for form in ("desktop", "mobile"):
+                        logged_in = True
+                    for form in options.forms.split(","):
                         address = orrery.url + path.format(**runs)
                         measure(program, name, form, address, port, options)
                         context.pages[0].goto("about:blank")

@@ -3,7 +3,7 @@
 Depends on the standard library only, because Python's libraries that write Parquet are 100 MB or
 larger with their dependencies. Implements what a table without nesting needs: optional columns of
 four types, one plain data page (version 1) per column and row group, compressed with gzip, and the
-footer in Thrift's compact protocol. The tests read the files with DuckDB and PyArrow.
+footer in Thrift's compact protocol. The tests read the files with DuckDB.
 
 Sources: https://parquet.apache.org/docs/file-format/ (pages, levels, plain encoding),
 https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift (fields),

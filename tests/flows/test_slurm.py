@@ -151,7 +151,7 @@ def test_a_run_is_the_same_and_survives_what_happens_to_its_jobs(
         120,
         "a second attempt exists",
     )
-    orrery.until(lambda: orrery.events(run, "checkpoint_restored"), 120, "it resumes")
+    orrery.until(lambda: orrery.events(run, "checkpoint_restored"), 300, "it resumes")
     orrery.until_step(run, last + 6)
     orrery.until(lambda: _complete(orrery.steps(run)), 60, "every step has its point once")
     ended = next(a for a in orrery.get(f"runs/{run}/attempts")["items"] if a["attempt"] == 1)

@@ -112,7 +112,7 @@ def test_a_job_runs_as_its_submitter_and_resumes_as_the_same(
 
     last = orrery.steps(run)[-1]
     cluster.run("scontrol", "requeue", cluster.job_of(run))
-    orrery.until(lambda: orrery.events(run, "checkpoint_restored"), 120, "it resumes")
+    orrery.until(lambda: orrery.events(run, "checkpoint_restored"), 300, "it resumes")
     orrery.until_step(run, last + 3)
     first = attempt_of(orrery, run, 1)
     assert first["exit"]["class"] == "preempted"

@@ -127,7 +127,9 @@ def test_without_a_controller_nothing_is_concluded(
     cluster: SlurmCluster, jobs: dict[str, str]
 ) -> None:
     url = cluster.start_rest()
-    assert engine(cluster, rest=url).watch()
+    patient = engine(cluster, rest=url)
+    assert patient.watch()
+    patient.close()
     port = engine(cluster, rest=url, timeout_s=2)
     cluster.stop_controller()
     try:

@@ -41,6 +41,10 @@ _REASONS = {
     "higher, or use less.",
     LOST: "{kind} no longer knows job {number}, and its supervisors sent no exit report.",
 }
+# Orrery stopped it itself, or did not submit it any more
+_BY_ORRERY = "Orrery cancelled job {number}, because its run was cancelled or paused."
+_NOT_SUBMITTED = "The run was cancelled or paused before its job was submitted."
+_STOPPED = frozenset({"CANCELLED", "DELETED", "DEACTIVATED"})
 _UNREPORTED = "Job {number} ended in {kind} as {state} before its supervisor reported. {look}"
 _LOOK = {
     Engine.Kind.SLURM: "See /tmp/orrery-*-{number}.log on the job's first node; check the engine's "
@@ -78,6 +82,10 @@ def verdict(job: EngineJob) -> tuple[str, str]:
 
 def reason(job: EngineJob) -> str:
     """The engine's verdict as a sentence."""
+    if job.engine_state in _STOPPED and not job.number:
+        return _NOT_SUBMITTED
+    if job.engine_state in _STOPPED and job.stop_sent is not None:
+        return _BY_ORRERY.format(number=job.number)
     text = _REASONS.get(job.engine_state, _UNREPORTED).format(
         number=job.number,
         kind=job.engine.get_kind_display(),

@@ -210,7 +210,10 @@ def test_a_requeued_job_is_cancelled_and_replaced(
     assert port.cancelled == {"1"}
 
 
-def test_a_run_cancelled_while_its_job_waits_ends_the_job(engine: EngineRow, run: Run) -> None:
+def test_a_run_cancelled_while_its_job_waits_ends_the_job(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     port = Recorded()
     _pass(engine, port, run)
     runs.run_cancel(run=run, by=run.owner)
@@ -219,6 +222,20 @@ def test_a_run_cancelled_while_its_job_waits_ends_the_job(engine: EngineRow, run
     port.become(run, "CANCELLED")
     attempt = _pass(engine, port, run, times=2)
     assert attempt is not None and attempt.number == 1
+    assert attempt.exit["reason"].startswith("Orrery cancelled job 1, because its run was")
+
+
+def test_a_run_cancelled_before_its_submission_has_no_job_to_blame(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
+    port = Recorded()
+    port.failure, port.accepts = SubmissionUnclear("Socket timed out"), False
+    _pass(engine, port, run)
+    runs.run_cancel(run=run, by=run.owner)
+    attempt = _pass(engine, port, run, times=2)
+    assert attempt is not None and attempt.state == "exited" and len(port.orders) == 1
+    assert attempt.exit["reason"] == "The run was cancelled or paused before its job was submitted."
 
 
 def test_a_pass_without_changes_writes_nothing(engine: EngineRow, run: Run) -> None:

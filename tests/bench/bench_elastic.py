@@ -2,17 +2,20 @@
 
 Two nodes with two CPU slots each share run directories. An elastic run trains on four ranks; all
 processes of the second node are killed. Counts from the `node_lost` event, when the node is
-declared lost, to the end of the first step on two ranks, on which the run then ends. Its losses are
+declared lost, to the end of the first step on two ranks, on which the run then ends: wall-clock
+time of each part, and CPU time, which other programs do not lengthen. Its losses are
 compared with those of a run on four ranks throughout. Growth is tested by `test_resume` (ranks) and
 `test_elastic_runs` (control plane).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ def main() -> None:
         lost = orrery.events(run, "node_lost")
         assert len(lost) == 1, orrery.events(run, "node_lost", "state_changed")
         seconds = first_step(orrery, run, 2) - lost[0]["time"]
+        cpu_s = cpu_of_start(orrery, run)
+        parts = parts_of_restart(orrery, run, lost[0]["time"])
         ended = orrery.until_state(run, "finished", "failed", seconds=1800)
         assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
         orrery.until(lambda: len(orrery.steps(run)) == STEPS, 120, "all steps are reported")
@@ -70,6 +75,17 @@ def main() -> None:
         digits=2,
         model="llama-tiny",
         resumed_from=resumed,
+        after_s=parts,
+    )
+    record(
+        "elastic",
+        what="CPU time of that restart on its longest path: supervisor, torchrun, one rank",
+        value=sum(cpu_s.values()),
+        unit="s",
+        figure="<= 15",
+        digits=2,
+        model="llama-tiny",
+        cpu_s=cpu_s,
     )
     record(
         "elastic",
@@ -123,6 +139,47 @@ def first_step(orrery: Orrery, run: str, attempt: int) -> float:
     """Unix time of the attempt's first point; 0 before."""
     points = orrery.get(f"runs/{run}/series", name="step_time_s", attempt=attempt, raw=1, x="time")
     return float(points["x"][0]) if points["x"] else 0.0
+
+
+def parts_of_restart(orrery: Orrery, run: str, lost: float) -> dict[str, float]:
+    """Seconds from the loss of the node to the end of each part of the restart."""
+    folder = orrery.folder(run, 2)
+    second = next(a for a in orrery.get(f"runs/{run}/attempts")["items"] if a["attempt"] == 2)
+    starts = [json.loads(path.read_text())["time"] for path in folder.glob("rank-*/process.json")]
+    events = [each for each in orrery.events(run) if each["attempt"] == 2]
+    [plan] = [each for each in events if each["type"] == "plan_resolved"]
+    [restored] = [each for each in events if each["type"] == "checkpoint_restored"]
+    times = {
+        "placed": datetime.fromisoformat(second["created"]).timestamp(),
+        "order at the node": (folder / "order.json").stat().st_mtime,
+        "supervisor imported": (folder / "spec.json").stat().st_mtime,
+        "ranks started by torchrun": max(starts),
+        "ranks imported": plan["time"] - plan["data"]["setup_s"],
+        "ranks joined, model built": plan["time"],
+        "checkpoint read": restored["time"],
+        "first step": first_step(orrery, run, 2),
+    }
+    return {name: round(time - lost, 2) for name, time in times.items()}
+
+
+def cpu_of_start(orrery: Orrery, run: str) -> dict[str, float]:
+    """CPU seconds so far of the second attempt's processes, of the slowest one of each kind."""
+    programs = {
+        "supervisor": "workers.launcher",
+        "torchrun": "torch.distributed.run",
+        "rank": "workers.training.main",
+    }
+    spent = dict.fromkeys(programs, 0.0)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if not any(str(orrery.folder(run, 2)) in word for word in words):
+                continue
+            times = process.cpu_times()
+            for name, module in programs.items():
+                if module in words[2:4]:  # after -m or -u -m
+                    spent[name] = max(spent[name], round(times.user + times.system, 2))
+    return spent
 
 
 def tenths(values: list[float]) -> list[list[float]]:

@@ -25,6 +25,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, conflict, invalid, missing_object
 from orchestrator.common.units import is_id
+from orchestrator.reviews import votes
 from orchestrator.reviews.models import ComparisonTurn, ModelComparison
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run
@@ -144,9 +145,10 @@ def turn_rows(*, comparison: ModelComparison) -> QuerySet[ComparisonTurn]:
 
 
 def serialize_turn(turn: ComparisonTurn) -> dict[str, Any]:
-    """The turn as REST shows it: which model is which only after the vote."""
-    models = turn.comparison.model_ids
-    shown = [models[turn.first_model], models[1 - turn.first_model]]
+    """The turn as REST shows it: which model is which only after the vote.
+
+    `models` have their runs: two checkpoints of a step may have one id.
+    """
     return {
         "id": turn.pk,
         "conversation": turn.conversation,
@@ -154,7 +156,7 @@ def serialize_turn(turn: ComparisonTurn) -> dict[str, Any]:
         "a": turn.answers[0],
         "b": turn.answers[1],
         "choice": turn.choice or None,
-        "models": shown if turn.choice else None,
+        "models": votes.shown_labels(turn) if turn.choice else None,
         "by": turn.by,
         "created": turn.created,
         "voted": turn.voted,

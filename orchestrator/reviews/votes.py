@@ -60,6 +60,12 @@ def labels(comparison: ModelComparison) -> list[str]:
     ]
 
 
+def shown_labels(turn: ComparisonTurn) -> list[str]:
+    """The names of both models in the order of the turn's answers."""
+    names = labels(turn.comparison)
+    return [names[turn.first_model], names[1 - turn.first_model]]
+
+
 def table(*, user: User, comparison: ModelComparison | None = None) -> list[PairVotes]:
     """Votes per pair of models over all visible comparisons, or of one; most votes first."""
     visible = comparisons_visible_to(user=user)
@@ -100,14 +106,14 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
 
 def preference_lines(comparison: ModelComparison) -> Iterator[dict[str, Any]]:
     """A preference pair for each vote for one of two different answers."""
-    names = labels(comparison)
     turns = ComparisonTurn.objects.filter(comparison=comparison, choice__in=("a", "b"))
+    turns = turns.select_related("comparison")
     for turn in turns.order_by("pk").iterator():
         place = 0 if turn.choice == "a" else 1
         chosen, rejected = turn.answers[place], turn.answers[1 - place]
         if chosen == rejected or not chosen.strip() or not rejected.strip():
             continue
-        shown = [names[turn.first_model], names[1 - turn.first_model]]
+        shown = shown_labels(turn)
         yield {
             "prompt": turn.messages,
             "chosen": [{"role": "assistant", "content": chosen}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,11 @@ def test_two_models_are_compared_blind(
             page.locator("h1").click()
             page.keyboard.press("a")
             expect(votes).to_be_hidden()
-            expect(page.locator("#side-log .better .badge").first).to_contain_text("A: ")
+            better = page.locator("#side-log .better .badge").first
+            expect(better).to_contain_text(re.compile(r"A: (alpha|beta) \(run \d+\)"))
+            # without a reload
+            expect(page.locator("#side-results .turn")).to_have_count(1)
+            expect(page.get_by_role("button", name="Write votes")).to_be_enabled()
             page.locator("#side-text").fill("More, please")
             page.locator("#side-send").click()
             expect(votes).to_be_visible()

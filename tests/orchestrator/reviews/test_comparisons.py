@@ -103,7 +103,7 @@ def test_votes_are_blind_counted_and_written_as_pairs(
         vote = f"{address}/turns/{turn['id']}/vote"
         voted = client.post(vote, {"choice": choice}, content_type=JSON).json()
         winner = voted["models"][0 if choice == "a" else 1]
-        assert winner == "left"
+        assert winner == f"left (run {served[0][0].pk})"
         assert client.post(vote, {"choice": "a"}, content_type=JSON).status_code == 409
         if len(orders) == 2 and turn["id"] > 3:
             break

@@ -156,8 +156,7 @@ def _start(request: PageRequest) -> Any:
 
 
 def _turn(turn: Any) -> dict[str, Any]:
-    models = turn.comparison.model_ids
-    shown = [models[turn.first_model], models[1 - turn.first_model]]
+    shown = votes.shown_labels(turn)
     better = {"a": shown[0], "b": shown[1], "tie": _("tie"), "both_bad": _("both bad")}
     return {
         "text": turn.messages[-1]["content"],

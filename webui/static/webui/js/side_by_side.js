@@ -49,6 +49,17 @@ function reveal() {
   });
 }
 
+/** Replaces the votes and the button that writes them by the server's. */
+async function showVotes() {
+  const answer = await fetch(location.href).catch(() => null);
+  if (!answer?.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const id of ["side-write", "side-results"]) {
+    const newer = page.getElementById(id);
+    if (newer) part(id)?.replaceWith(newer);
+  }
+}
+
 function waits(forVote) {
   votes.hidden = !forVote;
   text.disabled = part("side-send").disabled = forVote || busy;
@@ -84,6 +95,7 @@ async function vote(choice) {
   try {
     turn = await call(`turns/${turn.id}/vote`, { choice });
     reveal();
+    showVotes();
     state.textContent = gettext("Voted. The conversation continues after the better answer, or start a new one.");
     turn = null;
     busy = false;

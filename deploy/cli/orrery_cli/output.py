@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,6 +54,22 @@ def print_table(
         return
     # a pipe gets whole lines; a terminal wraps cells
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
+
+
+def print_items(
+    items: Sequence[Any],
+    columns: Sequence[str],
+    cells: Callable[[Any], Sequence[Any]],
+    *,
+    as_json: bool,
+    empty: str,
+    right: Sequence[str] = (),
+) -> None:
+    """Print a list of the API as `{"items": [...]}`, or as a table with `cells` of each item."""
+    if as_json:
+        print_json({"items": items})
+        return
+    print_table(columns, (cells(item) for item in items), empty=empty, right=right)
 
 
 def sparkline(values: Iterable[Any], width: int = 32) -> str:

@@ -11,7 +11,7 @@ import typer
 from orrery_cli import spec_input
 from orrery_cli.errors import USAGE, CliError
 from orrery_cli.options import AsJson
-from orrery_cli.output import age, print_json, print_table
+from orrery_cli.output import age, print_items, print_json
 
 OptionalText = Optional[str]  # noqa: UP045  (Python 3.10 with older releases of typer)
 OptionalInt = Optional[int]  # noqa: UP045
@@ -40,22 +40,18 @@ def listed(
     with Client() as client:
         wanted = {"q": query, "run": run, "experiment": experiment, "team": team}
         rows = list(client.items("dashboards", most=limit, **wanted))
-    if as_json:
-        print_json({"items": rows})
-        return
-    print_table(
+    print_items(
+        rows,
         ("id", "name", "shows", "panels", "owner", "changed"),
-        (
-            (
-                row["id"],
-                row["name"],
-                subject(row),
-                len(row["document"]["panels"]),
-                row["owner"],
-                age(row["updated"]),
-            )
-            for row in rows
+        lambda row: (
+            row["id"],
+            row["name"],
+            subject(row),
+            len(row["document"]["panels"]),
+            row["owner"],
+            age(row["updated"]),
         ),
+        as_json=as_json,
         empty="No dashboards. `orrery dashboard import FILE` creates one.",
         right=("id", "panels", "changed"),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from orrery_cli.options import AsJson
-from orrery_cli.output import age, clock_time, print_json, print_table, size
+from orrery_cli.output import age, clock_time, print_items, size
 
 OptionalText = Optional[str]  # noqa: UP045  (Python 3.10 with older releases of typer)
 
@@ -22,23 +22,19 @@ def nodes(
 
     with Client() as client:
         rows = list(client.items("nodes", pool=pool, health=health))
-    if as_json:
-        print_json({"items": rows})
-        return
-    print_table(
+    print_items(
+        rows,
         ("node", "health", "pool", "devices", "memory", "note", "heartbeat"),
-        (
-            (
-                row["name"],
-                row["health"],
-                row["pool"],
-                _devices(row["devices"]),
-                size(row["memory_bytes"]),
-                _note(row),
-                age(row["last_heartbeat"]),
-            )
-            for row in rows
+        lambda row: (
+            row["name"],
+            row["health"],
+            row["pool"],
+            _devices(row["devices"]),
+            size(row["memory_bytes"]),
+            _note(row),
+            age(row["last_heartbeat"]),
         ),
+        as_json=as_json,
         empty="No nodes. The page Fleet shows how to add one.",
         right=("memory", "heartbeat"),
     )
@@ -53,25 +49,21 @@ def queue(
 
     with Client() as client:
         rows = list(client.items("queue", most=limit))
-    if as_json:
-        print_json({"items": rows})
-        return
-    print_table(
+    print_items(
+        rows,
         ("position", "run", "name", "owner", "devices", "pool", "waits", "may start", "reason"),
-        (
-            (
-                row["position"],
-                row["run"],
-                row["name"],
-                row["owner"],
-                devices_range(row.get("min_devices"), row["devices"]),
-                row["pool"],
-                age(row["queued_at"]),
-                clock_time(row["may_start"]),
-                row["reason"],
-            )
-            for row in rows
+        lambda row: (
+            row["position"],
+            row["run"],
+            row["name"],
+            row["owner"],
+            devices_range(row.get("min_devices"), row["devices"]),
+            row["pool"],
+            age(row["queued_at"]),
+            clock_time(row["may_start"]),
+            row["reason"],
         ),
+        as_json=as_json,
         empty="No run waits.",
         right=("position", "run", "devices", "waits"),
     )

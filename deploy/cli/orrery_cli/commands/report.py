@@ -12,7 +12,7 @@ import typer
 
 from orrery_cli.errors import USAGE, CliError
 from orrery_cli.options import AsJson
-from orrery_cli.output import age, print_json, print_table
+from orrery_cli.output import age, print_items, print_json
 
 OptionalText = Optional[str]  # noqa: UP045  (Python 3.10 with older releases of typer)
 OptionalInt = Optional[int]  # noqa: UP045
@@ -34,22 +34,18 @@ def listed(
 
     with Client() as client:
         rows = list(client.items("reports", most=limit, q=query))
-    if as_json:
-        print_json({"items": rows})
-        return
-    print_table(
+    print_items(
+        rows,
         ("id", "title", "owner", "version", "changed", "open comments"),
-        (
-            (
-                row["id"],
-                row["title"],
-                row["owner"],
-                row["version"],
-                age(row["updated"]),
-                row["open_comments"] or None,
-            )
-            for row in rows
+        lambda row: (
+            row["id"],
+            row["title"],
+            row["owner"],
+            row["version"],
+            age(row["updated"]),
+            row["open_comments"] or None,
         ),
+        as_json=as_json,
         empty="No reports. `orrery report create FILE` creates one.",
         right=("id", "version", "changed", "open comments"),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from orrery_cli.options import AsJson
-from orrery_cli.output import age, model_name, number, print_json, print_table, short_plan
+from orrery_cli.output import age, model_name, number, print_items, short_plan
 
 OptionalText = Optional[str]  # noqa: UP045  (Python 3.10 with older releases of typer)
 
@@ -39,26 +39,21 @@ def runs(
     }
     with Client() as client:
         rows = list(client.items("runs", most=limit, **filters))
-    if as_json:
-        print_json({"items": rows})
-        return
-    columns = ("id", "state", "name", "owner", "model", "plan", "step", "loss", "age")
-    print_table(
-        columns,
-        (
-            (
-                row["id"],
-                row["state"],
-                row["name"],
-                row["owner"],
-                model_name(row["spec"]) or row["kind"],
-                short_plan(row["plan"]),
-                _steps(row["summary"]),
-                number(row["summary"].get("loss")),
-                age(row["created"]),
-            )
-            for row in rows
+    print_items(
+        rows,
+        ("id", "state", "name", "owner", "model", "plan", "step", "loss", "age"),
+        lambda row: (
+            row["id"],
+            row["state"],
+            row["name"],
+            row["owner"],
+            model_name(row["spec"]) or row["kind"],
+            short_plan(row["plan"]),
+            _steps(row["summary"]),
+            number(row["summary"].get("loss")),
+            age(row["created"]),
         ),
+        as_json=as_json,
         empty="No runs. `orrery submit --model llama-tiny --steps 20` submits one.",
         right=("id", "step", "loss", "age"),
     )

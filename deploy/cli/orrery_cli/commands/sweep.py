@@ -10,7 +10,7 @@ import typer
 from orrery_cli import spec_input
 from orrery_cli.errors import CANCELLED, USAGE, CliError, Unreachable
 from orrery_cli.options import AsJson
-from orrery_cli.output import age, duration, number, print_json, print_table
+from orrery_cli.output import age, duration, number, print_items, print_json, print_table
 
 OptionalText = Optional[str]  # noqa: UP045  (Python 3.10 with older releases of typer)
 OptionalInt = Optional[int]  # noqa: UP045
@@ -98,24 +98,20 @@ def listed(
 
     with Client() as client:
         rows = list(client.items("sweeps", most=limit))
-    if as_json:
-        print_json({"items": rows})
-        return
-    print_table(
+    print_items(
+        rows,
         ("id", "state", "name", "method", "runs", "owner", "age", "note"),
-        (
-            (
-                row["id"],
-                row["state"],
-                row["name"],
-                row["method"],
-                row["budget"]["runs"],
-                row["owner"],
-                age(row["created"]),
-                row["message"],
-            )
-            for row in rows
+        lambda row: (
+            row["id"],
+            row["state"],
+            row["name"],
+            row["method"],
+            row["budget"]["runs"],
+            row["owner"],
+            age(row["created"]),
+            row["message"],
         ),
+        as_json=as_json,
         empty="No sweeps. `orrery sweep start` starts one.",
         right=("id", "runs", "age"),
     )

@@ -32,7 +32,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Ten
 
 
 def visible_QK(queries: int, keys: int, spec: AttentionSpec, device: torch.device) -> Tensor:
-    """True if a query sees a key; the last query aligns with the last key."""
+    """[Q, K] bool: True if a query sees a key; the last query aligns with the last key."""
     position = torch.arange(queries, device=device)[:, None] + (keys - queries)
     key = torch.arange(keys, device=device)[None, :]
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device)

@@ -15,7 +15,7 @@ GROUP = 128
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
     """w · x / sqrt(mean(x²) + eps) over the last dimension, in fp32 or x's fp64.
 
-    Source: Zhang & Sennrich 2019, eq. 4.
+    x [..., N], w [N]; the result has x's shape. Source: Zhang & Sennrich 2019, eq. 4.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)
@@ -27,7 +27,7 @@ def layer_norm(
 ) -> torch.Tensor:
     """w · (x - mean) / sqrt(var + eps) + b over the last dimension, in fp32 or x's fp64.
 
-    Source: Ba et al. 2016, eq. 4.
+    x [..., N], w and b [N]; the result has x's shape. Source: Ba et al. 2016, eq. 4.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)

@@ -41,7 +41,7 @@ class _Measurement:
 
 
 def get_ticket(device: torch.device, current: torch.Tensor | None) -> torch.Tensor:
-    """The counter by which a launch's last program recognizes itself; zero before and after.
+    """The counter (int32 [1]) by which a launch's last program recognizes itself; 0 at rest.
 
     The caller stores it.
     """

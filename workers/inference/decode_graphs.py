@@ -128,7 +128,7 @@ class DecodeGraphs:
         return logits[:count]
 
     def clear(self) -> None:
-        """Forget all graphs: weights or cache have moved."""
+        """Drop all graphs: weights or cache have other addresses."""
         self._buckets.clear()
 
     def _bucket(self, sequences: int, blocks: int) -> _Bucket:

@@ -236,7 +236,7 @@ class AsyncEngine:
             self._call_loop(self._on_output, output)
 
     def _finish(self, request: Request) -> None:
-        """Report a finished request; forget names that the state no longer lists."""
+        """Report a finished request; drop names that the state no longer lists."""
         self._sent.pop(request, None)
         self.listener.request_finished(request, self._names[request.parent])
         self._finished = [*self._finished[1 - _LISTED_FINISHED :], request]

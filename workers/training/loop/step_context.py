@@ -191,7 +191,7 @@ class StepContext:
         return replace(batch, reference=out)
 
     def loss(self, logits: Tensor, batch: Batch, *, training: bool = True) -> Tensor:
-        """The batch's summed loss; with `training` it is also added to its sources."""
+        """The batch's summed loss, 0-dim; with `training` it is also added to its sources."""
         return self._sum(self.objective.from_logits(logits, batch), batch, training)
 
     def model_loss(self, module: nn.Module, batch: Batch, *, training: bool = True) -> Tensor:

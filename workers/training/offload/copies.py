@@ -77,7 +77,7 @@ class HostCopies:
         copy.sent = gradient.data_ptr(), gradient._version
 
     def drop_gradients(self) -> None:
-        """Forget copied gradients, finished or not, of a step without update."""
+        """Drop copied gradients, finished or not, of a step without update."""
         for copy in self._copies.values():
             copy.gradient = copy.sent = None
 

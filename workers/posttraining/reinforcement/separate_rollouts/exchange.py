@@ -132,7 +132,7 @@ class Exchange:
         return text
 
     def drop(self, position: int) -> None:
-        """Rank 0: forget the answers to a prompt."""
+        """Rank 0: drop the answers to a prompt."""
         self._store.delete_key(f"group/{position}")
 
     # ends

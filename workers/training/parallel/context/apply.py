@@ -66,7 +66,7 @@ class RankPositions:
 def rank_positions(
     length: int, axis: Axis, device: torch.device, rank: int | None = None
 ) -> Tensor:
-    """The positions, of `length`, of this rank of `axis`, or of the one at index `rank`."""
+    """Positions [length / ranks] int64 of this rank of `axis`, or of the one at index `rank`."""
     spans = rank_spans(length, axis.size, axis.rank if rank is None else rank)
     return torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
 

@@ -27,7 +27,11 @@ Sends = list[tuple[Any, Tensor]]  # pending sends and the tensors they read
 
 
 def boundary_tensors(part: Decoder, context: StepContext) -> tuple[Tensor, Tensor]:
-    """A part's input and output for one micro-batch at this rank's positions, as meta tensors."""
+    """A part's input and output for one micro-batch at this rank's positions, as meta tensors.
+
+    Of B rows and S positions: token ids [B, S] int64 into the first stage, logits [B, S, vocab] (or
+    scores [B, S, 1]) out of the last one, hidden states [B, positions, hidden] between stages.
+    """
     run, dtype, model = context.run, DTYPES[context.run.plan.precision], part.spec
     shape, length = (
         (run.plan.micro_batch_size, context.positions),
@@ -84,7 +88,7 @@ def pipeline_logits(
 
 @torch.no_grad()
 def pipeline_outputs(context: StepContext, batch: Batch) -> Tensor | None:
-    """The logits of a batch at this rank's positions, on ranks of the last stage."""
+    """The logits [B, S, vocab] of a batch at this rank's positions; None before the last stage."""
     sends: Sends = []
     logits = _forward(context, batch.inputs, batch.documents, sends)
     _wait_all(sends)

@@ -33,7 +33,8 @@ def median_width(low: Floats, high: Floats, predicted: Floats) -> float:
 def regret(predicted: Floats, measured: Floats, groups: Sequence[Hashable]) -> Floats:
     """Regret of each group of two or more plans, in percent.
 
-    The additional time of the plan predicted best over the plan that is best.
+    The additional time of the plan predicted best over the plan that is best; inputs are
+    `(plans,)`, the result has a row per group.
     """
     rows: dict[Any, list[int]] = {}
     for row, group in enumerate(groups):

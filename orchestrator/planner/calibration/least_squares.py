@@ -49,6 +49,8 @@ def solve(
 ) -> Solution:
     """Minimizes sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
 
+    x, `start`, `low`, `high` and `sigma` are `(k,)`, residuals `(n,)`.
+
     rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier
     of 10 s weighs 1/20. s is estimated during the iteration, starting at `spread`, never below
     `floor`. `usual` is a prior for s with the weight of `usual_rows` rows, because one run, however

@@ -50,7 +50,7 @@ def test_my_runs_are_those_that_i_submitted_also_when_they_ended(
     assert "my-run" in everyone and "run-of-another" in everyone
 
     def active(page: str) -> str:
-        return page[page.index('data-part="active"') : page.index('data-part="devices"')]
+        return page[page.index('data-part="active"') : page.index('data-part="failed"')]
 
     assert "my-run" in active(mine) and "run-of-another" not in active(mine)
 
@@ -100,7 +100,7 @@ def failed_run(user: User, name: str, hours_ago: float, reason: str = "") -> Run
 
 
 def failed_part(page: str) -> str:
-    return page[page.index('data-part="failed"') : page.index('data-part="queue"')]
+    return page[page.index('data-part="failed"') : page.index('data-part="devices"')]
 
 
 def test_runs_that_failed_in_the_last_day_are_listed_with_their_cause(

@@ -327,6 +327,21 @@ def clients(name: str, user: User | None) -> Iterator[tuple[str, list[str] | Non
         yield f"token {scopes}", scopes, factories.api(user, scopes=scopes)
 
 
+def sent(name: str, scopes: list[str] | None, scope: str, place: int) -> bool:
+    """Whether the caller requests the route at `place`, which needs `scope`, by this login.
+
+    With the reduced matrix the administrator requests every route by every login, the owner by the
+    same except tokens of other scopes, and the others by session and by token in turn: of two
+    callers with one role, each takes the login that the other leaves out.
+    """
+    if FULL or name in ("anonymous", "admin"):
+        return True
+    if name == "owner":
+        return scopes is None or len(scopes) != 1 or scopes == [scope]
+    by_session = place % 2 == 0
+    return (scopes is None) == by_session and (scopes is None or len(scopes) > 1)
+
+
 def test_every_route_has_a_row() -> None:
     assert set(operations()) == set(rows(REST))
     assert set(pages()) == set(rows(PAGES))
@@ -335,12 +350,11 @@ def test_every_route_has_a_row() -> None:
 
 def test_rest(world: World) -> None:
     mismatches = {}
-    for name, user in world.people.items():
+    for index, (name, user) in enumerate(world.people.items()):
         for described, scopes, client in clients(name, user):
-            for row, (scope, *rule) in rows(REST).items():
-                reduced = not FULL and name != "admin" and scopes is not None and len(scopes) == 1
-                if reduced and [scope] != scopes:
-                    continue  # tokens of one scope ask for all other routes as the administrator
+            for place, (row, (scope, *rule)) in enumerate(rows(REST).items()):
+                if not sent(name, scopes, scope, place + index // 2):
+                    continue
                 method, route = row.split(" ", 1)
                 path = f"/api/{filled(route, world)}{QUERIES.get(row, '')}"
                 expected = world.expected(name, scope, rule[0] if rule else "", scopes)

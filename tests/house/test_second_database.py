@@ -1,7 +1,7 @@
 """The database tests once more on PostgreSQL: the same code must hold on both.
 
-`make test` runs the tests of what can differ between databases: locks, conditional updates, JSON,
-bulk queries, cursors of lists, migrations. ORRERY_TEST_MATRIX=full adds all tests that use one.
+`make test` runs the tests of what can differ between databases, and all migrations.
+ORRERY_TEST_MATRIX=full adds all tests that use a database.
 """
 
 from __future__ import annotations
@@ -18,62 +18,69 @@ from tests.bench.stack import postgresql, postgresql_programs
 from tests.matrix import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
-# by folder of tests/orchestrator: the files whose subject can differ between databases
+# what can differ between databases, and the files of tests/orchestrator that depend on it
 FILES = {
-    "accounts": ["idempotency", "teams"],
-    "api": ["ingest", "runs"],
-    "background_jobs": [
-        "exports",
-        "frequent",
-        "garbage",
-        "notifications",
-        "retention",
-        "retention_of_telemetry",
-        "running",
-        "slow_devices",
-        "usage",
+    "locks of rows, transactions at the same time, violated constraints": [
+        "accounts/test_idempotency.py",
+        "common/test_common.py",
+        "common/test_live.py",
+        "reviews/test_comparisons.py",
+        "runs/test_actions.py",
+        "runs/test_attempts.py",
+        "runs/test_events.py",
+        "runs/test_races.py",
+        "runs/test_states.py",
+        "runs/test_store_races.py",
+        "scheduling/test_guarantees.py",
+        "scheduling/test_loop.py",
+        "scheduling/test_periodic_checks.py",
+        "scheduling/test_preemption.py",
+        "scheduling/test_windows.py",
+        "tracking/test_tracking.py",
     ],
-    "common": ["common", "live"],
-    "config": ["backup"],
-    "dead_letters": ["dead_letters"],
-    "fleet": ["fleet"],
-    "planner/store": ["services"],
-    "reviews": ["comparisons"],
-    "run_table": ["table"],
-    "runs": [
-        "actions",
-        "attempts",
-        "events",
-        "lineage",
-        "lists",
-        "races",
-        "run_rows",
-        "samples",
-        "states",
-        "store",
-        "store_races",
+    "SQL of our own, statements for one database": [
+        "config/test_backup.py",
+        "device_history/test_recording.py",
+        "fleet/test_fleet.py",
+        "scheduling/test_heartbeats.py",
+        "scheduling/test_reports.py",
+        "scheduling/test_tick.py",
     ],
-    "scheduling": [
-        "delivery",
-        "device_time",
-        "heartbeats",
-        "silence",
-        "loop",
-        "node_removal",
-        "preemption",
-        "periodic_checks",
-        "reports",
-        "state_machine",
-        "tick",
+    "rows that are inserted or updated, and conflicts that are ignored": [
+        "background_jobs/test_garbage.py",
+        "background_jobs/test_notifications.py",
+        "runs/test_run_rows.py",
+        "telemetry/test_ingest.py",
+        "telemetry/test_rewind.py",
+        "telemetry/test_summaries.py",
     ],
-    "telemetry": ["ingest", "ingest_loop", "logs", "outcome", "points", "rewind", "summaries"],
+    "JSON, casts, sums and dates in queries": [
+        "background_jobs/test_usage.py::test_usage_by_experiment_and_month_with_its_cost",
+        "run_table/test_table.py",
+        "runs/test_lineage.py",
+        "runs/test_samples.py",
+        "scheduling/test_device_time.py",
+    ],
+    "order of rows, cursors of lists, search": [
+        "api/test_runs.py",
+        "background_jobs/test_exports.py",
+        "runs/test_lists.py",
+        "test_admin.py",
+    ],
+    "texts and numbers that a column cannot store": [
+        "api/test_ingest.py",
+        "telemetry/test_logs.py",
+        "telemetry/test_points.py",
+    ],
+    "deletion of many rows": [
+        "background_jobs/test_frequent.py",
+        "background_jobs/test_retention.py",
+        "background_jobs/test_retention_of_telemetry.py",
+        "background_jobs/test_running.py",
+        "scheduling/test_node_removal.py",
+    ],
 }
-TESTS = [
-    f"tests/orchestrator/{folder}/test_{name}.py"
-    for folder, names in FILES.items()
-    for name in names
-]
-TESTS.append("tests/orchestrator/test_admin.py")  # searches and filters
+TESTS = [f"tests/orchestrator/{name}" for names in FILES.values() for name in names]
 if FULL:
     TESTS = ["tests/orchestrator", "tests/webui"]
 # of the full list: the planner needs a database only for its store

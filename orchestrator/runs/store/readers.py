@@ -90,7 +90,7 @@ def is_unread(run: Run, *, since: datetime, path: str = "") -> bool:
     return not any(named and (not path or is_named(path, run.pk, named)) for named in names)
 
 
-def require_kept(named: Mapping[int, set[str]], *, since: datetime) -> None:
+def require_retained(named: Mapping[int, set[str]], *, since: datetime) -> None:
     """Raises 409 if files with these names were deleted since; the runs must be locked.
 
     Of a name that is a folder with several checkpoints, the newest stays in any case.

@@ -169,7 +169,7 @@ def _keep_files(stored: dict[str, Any], resume_from: Checkpoint | None, *, since
     """
     named = readers.named_in(stored)
     readers.lock({*named, *([resume_from.run_id] if resume_from is not None else [])})
-    readers.require_kept(named, since=since)
+    readers.require_retained(named, since=since)
     if resume_from is None:
         return
     if not resumable(run=resume_from.run).filter(pk=resume_from.pk).exists():

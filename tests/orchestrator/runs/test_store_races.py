@@ -263,9 +263,9 @@ def test_what_begins_to_use_a_selected_checkpoint_keeps_it(
     else:
         store_garbage.collect(dry_run=False, renew=act)
     assert Run.objects.exclude(pk=old_run.pk).count() == (use is not rewind)
-    kept = Checkpoint.objects.get(run=old_run, step=10)
-    assert kept.deleted is None and kept.copy is not None and is_true(store, kept.copy)
-    assert kept.copy.deleted is None
+    stays = Checkpoint.objects.get(run=old_run, step=10)
+    assert stays.deleted is None and stays.copy is not None and is_true(store, stays.copy)
+    assert stays.copy.deleted is None
 
 
 @pytest.mark.parametrize("use", [fork, name])
@@ -305,7 +305,7 @@ def test_a_rewind_to_a_checkpoint_that_is_deleted_meanwhile_is_refused(
 
 
 def test_forks_and_collections_at_once(old_run: Run, store: Path) -> None:
-    """Whoever is first: no queued fork lacks its checkpoint."""
+    """Whatever is first, no queued fork lacks its checkpoint."""
     results = at_once(
         *[lambda: fork(old_run) for _ in range(3)], collect_all, lambda: name(old_run), collect_all
     )

@@ -82,7 +82,6 @@ def main() -> None:
         what="CPU time of that restart on its longest path: supervisor, torchrun, one rank",
         value=sum(cpu_s.values()),
         unit="s",
-        figure="<= 15",
         digits=2,
         model="llama-tiny",
         cpu_s=cpu_s,

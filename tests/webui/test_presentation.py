@@ -225,6 +225,11 @@ def event(type: str, rank: int | None = None, **data: Any) -> Any:
             "event",
         ),
         (
+            event("loss_scale_changed", old=4.0, new=8.0, reason="growth", step=9, model="value"),
+            "Loss scale 4 → 8 after growth at step 9 (value model)",
+            "event",
+        ),
+        (
             event("checkpoint_saved", step=400, bytes=14_000_000),
             "Checkpoint saved at step 400 (13.4 MiB)",
             "good",

@@ -59,18 +59,25 @@ def test_without_them_the_run_is_accepted(owner: User, prompts: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": {"precision": "fp16"}},
+        {"plan": {"offload": "optimizer"}},
+        {"plan": {"recompute": "auto"}},
+        {"model": MOE},
+    ],
+)
+def test_ppo_accepts_what_its_value_model_has_as_well(
+    owner: User, prompts: str, changes: dict[str, Any]
+) -> None:
+    factories.node("n1", devices=4)
+    services.run_submit(owner=owner, name="ppo", spec=spec(prompts, "ppo", **changes))
+
+
+@pytest.mark.parametrize(
     ("objective", "changes", "field", "hint"),
     [
-        ("ppo", {"plan": {"precision": "fp16"}}, "plan.precision", "bf16 or fp32"),
-        ("ppo", {"plan": {"offload": "optimizer"}}, "plan.offload", "none"),
-        ("ppo", {"plan": {"recompute": "auto"}}, "plan.recompute", "full"),
-        (
-            "ppo",
-            {"train": {"optimizer": {"name": "adamw", "paged": True}}},
-            "train.optimizer.paged",
-            "false",
-        ),
-        ("ppo", {"model": MOE}, "model.moe", "grpo"),
+        ("ppo", {"plan": PIPEDREAM}, "plan.schedule", "1f1b"),
         ("grpo", {"plan": PIPEDREAM}, "plan.schedule", "1f1b"),
         ("grpo", {"train": {"eval": {"every_steps": 2}}}, "train.eval", "evaluate"),
         (
@@ -95,11 +102,11 @@ def test_they_are_refused(
     }
 
 
-def test_automatic_plans_of_ppo_avoid_them(owner: User, prompts: str) -> None:
-    """Devices without bf16 train in fp32, and routed experts have no plan."""
+def test_automatic_plans_use_what_devices_have(owner: User, prompts: str) -> None:
+    """Devices without bf16 train in fp16, with a loss scale for each of PPO's models."""
     factories.node("n1", devices=4, kind="gpu", catalogue="v100-32g", memory_bytes=32 * 2**30)
-    for objective, precision in (("ppo", "fp32"), ("grpo", "fp16")):
+    for objective in ("ppo", "grpo"):
         made = spec(prompts, objective, resources={"devices": 4})
         made["plan"] = "auto"
         run = services.run_submit(owner=owner, name="auto", spec=made)
-        assert (run.plan["precision"], run.plan["pp"]) == (precision, 1)
+        assert (run.plan["precision"], run.plan["pp"]) == ("fp16", 1)

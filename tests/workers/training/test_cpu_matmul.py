@@ -41,6 +41,24 @@ def test_a_linear_layer_and_its_gradients(onednn, bias):
         assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(4, 40), (40, 4), (9, 9)])
+def test_a_transposed_left_matrix_is_copied_only_if_it_is_smaller(
+    onednn, monkeypatch, rows, columns
+):
+    """As in gradients of low-rank factors; oneDNN would copy a left one that is not row-major."""
+    went, product = [], cpu_matmul._linear
+    monkeypatch.setattr(
+        cpu_matmul, "_linear", lambda *given: went.append(given[0]) or product(*given)
+    )
+    left, right = torch.randn(8, rows).t(), torch.randn(8, columns)
+    out = cpu_matmul._product(left, right, None)
+    assert torch.allclose(out.double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+    assert out.is_contiguous()
+    [first] = went
+    assert tuple(first.shape) == ((columns, 8) if rows > columns else (rows, 8))
+    assert first.is_contiguous() == (rows <= columns)
+
+
 def test_pieces_of_wider_matrices_are_left_as_they_are(onednn, monkeypatch):
     """As fp8 tiles of ragged widths are: oneDNN has only its slow reference for them."""
     went = []

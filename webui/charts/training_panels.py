@@ -125,16 +125,25 @@ TFLOPS = single(
 BUBBLE = single(
     "bubble", _("Pipeline bubble"), "fraction", "pipeline/bubble_fraction", _("bubble"), "time-2"
 )
-LOSS_SCALE = single(
-    "loss_scale", _("Loss scale"), "", "loss_scale", _("loss scale"), "event", log=True, zero=False
+LOSS_SCALE = Panel(
+    "loss_scale",
+    _("Loss scale"),
+    "",
+    (
+        Line("loss_scale", _("loss scale"), "event"),
+        Line("value/loss_scale", _("value model"), "grad", "dot"),
+    ),
+    log=True,
 )
-SKIPPED_UPDATES = single(
+SKIPPED_UPDATES = Panel(
     "skipped_updates",
     _("Skipped updates"),
     "updates",
-    "skipped_updates",
-    _("skipped by overflow, in total"),
-    "event",
+    (
+        Line("skipped_updates", _("skipped by overflow, in total"), "event"),
+        Line("value/skipped_updates", _("value model"), "grad", "dot"),
+    ),
+    zero=True,
 )
 VIOLATION = single(
     "max_violation",

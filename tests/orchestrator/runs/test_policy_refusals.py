@@ -77,7 +77,6 @@ def test_ppo_accepts_what_its_value_model_has_as_well(
 @pytest.mark.parametrize(
     ("objective", "changes", "field", "hint"),
     [
-        ("ppo", {"plan": PIPEDREAM}, "plan.schedule", "1f1b"),
         ("grpo", {"plan": PIPEDREAM}, "plan.schedule", "1f1b"),
         ("grpo", {"train": {"eval": {"every_steps": 2}}}, "train.eval", "evaluate"),
         (

@@ -27,8 +27,8 @@ LOW = {"precision": "fp16", "loss_scale": {"initial": 1024.0, "growth_interval":
 
 def events(result, kind):
     lines = (result.directory / "rank-0" / "events.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [each["data"] for each in found if each["type"] == kind]
+    every = [json.loads(line) for line in lines]
+    return [each["data"] for each in every if each["type"] == kind]
 
 
 def with_rollouts_of(other, folder):

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 CONTRACT_VERSION = 1
 
 _INTEGER = TypeAdapter(int)
+_LONGEST_PART = 120  # characters of a metric's name
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -137,13 +138,13 @@ def validation_problems(error: ValidationError, *, prefix: str = "") -> list[Pro
 def _problem(item: ErrorDetails, prefix: str) -> Problem:
     context = item.get("ctx") or {}
     # parts with @ name the member of a union
-    path = [prefix, *(str(part) for part in item["loc"] if not str(part).startswith("@"))]
+    path = [prefix, *(_short(part) for part in item["loc"] if not str(part).startswith("@"))]
     cause = context.get("error")
     if isinstance(cause, Refused):
         message, hint = cause.message, cause.hint
         path.append(cause.field)
     else:
-        name = str(item["loc"][-1]) if item["loc"] else "the document"
+        name = _short(item["loc"][-1]) if item["loc"] else "the document"
         message, hint = _message_and_hint(item["type"], item["msg"], context, item["input"], name)
     return Problem(field=".".join(part for part in path if part), message=message, hint=hint)
 
@@ -174,6 +175,12 @@ def _message_and_hint(
         bound = f"{relation} {context.get(key)}"
         return f"{shown} is out of range; it must be {bound}", f"Use a value of {bound}."
     return f"{shown} is refused: {message[:1].lower()}{message[1:]}", ""
+
+
+def _short(part: object) -> str:
+    """A part of a path; a key may be a text of any length that a user sent."""
+    text = str(part)
+    return text if len(text) <= _LONGEST_PART else text[: _LONGEST_PART - 3] + "..."
 
 
 def _shown(value: object) -> str:

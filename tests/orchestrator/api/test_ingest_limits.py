@@ -52,6 +52,12 @@ def test_sparse_points_do_not_exhaust_memory(client: Client, run: Run) -> None:
     problem(send(client, path, sparse), 422, "too-many-names")
 
 
+def test_a_name_that_is_too_long_is_not_repeated(client: Client, run: Run) -> None:
+    answer = send(client, f"/api/v1/runs/{run.pk}/points", [point(1, values={"n" * 10**6: 1.0})])
+    [rejected] = answer.json()["rejected"]
+    assert rejected["message"].startswith("values.nnn") and len(answer.content) < 1000
+
+
 @pytest.mark.parametrize("value", [True, "1", None, [1], {}])
 def test_only_numbers_are_values(client: Client, run: Run, value: object) -> None:
     answer = send(client, f"/api/v1/runs/{run.pk}/points", [point(1, values={"loss": value})])

@@ -74,6 +74,12 @@ def test_a_quota_includes_its_last_device(quota: int, starts_now: bool) -> None:
         assert reason(decision, 1) == reasons.over_quota(3, "default", "bob", quota, 2)
 
 
+def test_the_reason_above_the_whole_quota_names_what_to_change() -> None:
+    quotas = {"default": 2}
+    text = reason(place([run(1, 3)], [node("a", 8)], NOW, quotas=quotas), 1)
+    assert "Request 2 or fewer" in text and "an administrator raises" in text
+
+
 def test_a_placement_counts_toward_the_quota_of_its_owner_and_pool_only() -> None:
     nodes = [node("a", 8), node("b", 8, pool="other")]
     queue = [
@@ -282,6 +288,9 @@ def test_a_checkpoint_holds_its_run_unless_one_of_its_nodes_is_unusable() -> Non
     decision = place([both], nodes, NOW)
     assert reason(decision, 1) == reasons.checkpoint_unavailable(both, ["c"])
     assert starts(decision) == {1: None}
+    # a node that holds the checkpoint, but can never host the run
+    small = run(1, 2, checkpoint_nodes=("f",))
+    assert placed(place([small], [node("d", 2), node("f", 1)], NOW)) == [1]
     # the checkpoint's nodes have no device of the requested kind
     other = run(1, 1, device="l4", checkpoint_nodes=("a",))
     assert placed(place([other], [*nodes, node("e", 1, kind="l4")], NOW)) == [1]

@@ -41,6 +41,25 @@ def test_commands_that_documents_name_exist(page: Path) -> None:
         )
 
 
+def test_named_tests_exist() -> None:
+    """`folder/test_name`: the path of a test module below `tests/`."""
+    named = {
+        (page, path)
+        for page in PAGES
+        if page.name != "CHANGELOG.md"  # its tests may have been renamed since
+        for path in re.findall(
+            r"`(?:tests/)?([\w/]+/test_\w+)(?:\.py)?(?:::\w+)?`", page.read_text()
+        )
+    }
+    missing = sorted(
+        f"{page.relative_to(ROOT)} names {path}"
+        for page, path in named
+        if not (ROOT / "tests" / path).with_suffix(".py").exists()
+    )
+    assert not missing, "\n".join(missing)
+    assert len(named) > 30
+
+
 def test_make_lists_itself() -> None:
     shown = subprocess.run(
         ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -82,7 +82,7 @@ class ColumnNames:
         raise QueryError(f"no run has a value {name!r}", at, f"Use {near!r}." if near else "")
 
     def path(self, name: str, at: int) -> str:
-        """The path of a spec value by its full or last name; empty if there is none.
+        """The path of a spec value by its full or last name; empty without one.
 
         Raises QueryError if several paths end with the name.
         """

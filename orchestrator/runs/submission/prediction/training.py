@@ -112,7 +112,7 @@ def choose_plan(
     allowed |= {"dp_replicate": None, "prefetch_layers": None, "micro_batch_size": 1}
     half_precisions = (
         precision
-        for precision in (("bf16",) if spec.train.ppo is not None else ("bf16", "fp16"))
+        for precision in ("bf16", "fp16")
         if hardware.entry.kind == "gpu"
         and hardware.entry.supports(precision)
         and precision in ENGINE_VALUES["precision"]

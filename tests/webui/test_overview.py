@@ -113,7 +113,10 @@ def test_runs_that_failed_in_the_last_day_are_listed_with_their_cause(
     telemetry.logs_store(run=logged, attempt=1, batches=[(0, Lines(1, 1e9, lines))])
     silent = failed_run(teammate, "silent", 4)
     failed_run(owner, "yesterday", 25, "too old")
-    page = failed_part(factories.client_for(owner).get("/?runs=all").text)
+    factories.node("n1")
+    whole = factories.client_for(owner).get("/?runs=all").text
+    assert "none waiting, 3 runs failed in the last 24 hours." in whole
+    page = failed_part(whole)
     places = [page.index(f'href="/runs/{run.pk}/"') for run in (reasoned, logged, silent)]
     assert places == sorted(places), "the newest first"
     for text in ("CUDA out of memory", "ValueError: no such column", "No reason was reported"):

@@ -85,8 +85,12 @@ def overview(
     waiting: int,
     waiting_devices: int,
     troubles: Sequence[str],
+    failed: int = 0,
 ) -> str:
-    """Return "3 of 4 devices busy, 1 run, none waiting, no problems."."""
+    """Return "3 of 4 devices busy, 1 run, none waiting, no problems.".
+
+    `failed`: runs of the last 24 hours.
+    """
     if not devices:
         return _(
             "No node has joined yet, so nothing can run. Start an agent with a join token."
@@ -110,7 +114,14 @@ def overview(
         )
     else:
         parts.append(_("%(count)s waiting") % {"count": f"{waiting:,}" if waiting else _("none")})
-    if not troubles:
+    if failed:
+        text = ngettext(
+            "%(count)s run failed in the last 24 hours",
+            "%(count)s runs failed in the last 24 hours",
+            failed,
+        )
+        parts.append(text % {"count": f"{failed:,}"})
+    elif not troubles:
         parts.append(_("no problems"))
     return ", ".join(parts) + "." + _problems(troubles)
 

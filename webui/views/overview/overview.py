@@ -84,6 +84,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
     seen, used = shared.seen, _usage.get()
     own, own_count = scheduling.own_active(user=user, runs_shown=CARDS)
     mine = request.GET.get("runs", "mine" if own_count else "all") == "mine"
+    failed = failed_runs(user, mine=True) if mine else shared.failed
     shown, active = (own, own_count) if mine else (seen.running, seen.active)
     return {
         "sentence": run_headlines.overview(
@@ -93,6 +94,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
             waiting=seen.queue.runs,
             waiting_devices=seen.queue.devices,
             troubles=outages.troubles(),
+            failed=len(failed.rows) + failed.more,
         ),
         "busy": seen.busy,
         **overview_devices.device_context(user),
@@ -104,7 +106,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "queue": seen.queue.entries,
         "more_queue": seen.queue.more,
         "events": shared.events,
-        "failed": failed_runs(user, mine=True) if mine else shared.failed,
+        "failed": failed,
         "ended": (shared.ended if not mine else [] if own else _ended(user, owner="me")),
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}

@@ -15,6 +15,7 @@ import pytest
 WEBUI = Path(__file__).resolve().parents[2] / "webui"
 MARKS = {"_", "gettext", "gettext_noop", "ngettext", "pgettext", "gettext_lazy"}
 LOG_CALLS = {"debug", "info", "warning", "exception"}
+AUTHOR_ERRORS = {"TemplateSyntaxError"}  # for authors of templates, when a template is loaded
 # samples of user data in the gallery; reasons for closing a socket are part of its protocol
 NOT_TRANSLATED = {
     "gallery.py",
@@ -53,7 +54,7 @@ def unmarked_python(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             owner = getattr(getattr(node.func, "value", None), "id", "")
-            if name in MARKS or (owner == "log" and name in LOG_CALLS):
+            if name in MARKS | AUTHOR_ERRORS or (owner == "log" and name in LOG_CALLS):
                 skipped.update(id(child) for child in ast.walk(node))
         if isinstance(node, ast.JoinedStr):
             skipped.update(id(value) for value in node.values)

@@ -42,14 +42,14 @@ def switch(parser: Parser, token: Token) -> SwitchNode:
     value, parts, other = parser.compile_filter(words[1]), dict[str, NodeList](), NodeList()
     if any(not isinstance(node, TextNode) or node.s.strip() for node in parser.parse(("case",))):
         raise template.TemplateSyntaxError("Put nothing between switch and its first case.")
-    while (found := parser.next_token()).contents != "endswitch":
+    while (tag := parser.next_token()).contents != "endswitch":
         part = parser.parse(("case", "else", "endswitch"))
-        if found.contents == "else":
+        if tag.contents == "else":
             other = part
             continue
-        _case, *texts = found.split_contents()
+        _case, *texts = tag.split_contents()
         name = texts[0][1:-1] if len(texts) == 1 and texts[0][:1] in "\"'" else ""
         if not name or name in parts:
-            raise template.TemplateSyntaxError(f"{found.contents}: use one new text in quotes.")
+            raise template.TemplateSyntaxError(f"{tag.contents}: use one new text in quotes.")
         parts[name] = part
     return SwitchNode(value, parts, other)

@@ -43,6 +43,6 @@ def test_loaded_objects_are_excluded_before_the_work_starts(
 
 def test_excluded_objects_are_not_searched() -> None:
     before = gc.get_freeze_count()
-    kept = [[] for _ in range(1000)]
+    retained = [[] for _ in range(1000)]
     garbage_collection.exclude_loaded_objects()
-    assert gc.get_freeze_count() >= before + len(kept)
+    assert gc.get_freeze_count() >= before + len(retained)

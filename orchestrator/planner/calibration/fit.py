@@ -121,7 +121,8 @@ def _fit_group(
         group["values"] |= dict(zip(names, np.exp(solution.x).tolist(), strict=True))
         points = coordinates({name: table.column(name) for name in LENGTHS}, timed.size)
         coverage = coverage_of(table)
-        kriging = krige(points, -solution.residuals, solution.leverage)
+        unstated = np.array([requests[row].open_spread for row in timed])
+        kriging = krige(points, -solution.residuals, solution.leverage, unstated)
         group |= {
             "names": names,
             "covariance": solution.covariance.tolist(),

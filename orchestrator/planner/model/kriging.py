@@ -92,17 +92,23 @@ class Kriging:
     open: Floats
 
 
-def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
+def krige(
+    points: Floats, residuals: Floats, leverage: Floats, spreads: Floats | None = None
+) -> Kriging:
     """From the runs' points (n, k), and their log residuals and leverages (n,) in the fit.
 
     Runs at one point count once, with their mean residual. Without its run in the fit, a residual
     is r / (1 - leverage). Runs far from their neighbors' prediction count less (robust kriging).
+    So do runs with settings that are not stated: `spreads` (n,) are the log errors of not knowing
+    them, which nearby plans with other settings do not share.
     """
     alone = residuals / (1 - np.minimum(leverage, 0.7))
     usual = np.full(_PRIOR_RUNS, _USUAL / 1.4826)
     scale = max(0.01, 1.4826 * float(np.median(np.concatenate([np.abs(alone), usual]))))
     near = similarity(points, points)
-    noise, errors, open_share = np.full(len(points), NUGGET), alone, np.ones(len(points))
+    unstated = np.zeros(len(points)) if spreads is None else (spreads / scale) ** 2
+    own = NUGGET + unstated
+    noise, errors, open_share = own, alone, np.ones(len(points))
     for _ in range(3):
         expected, errors = _left_out(near, noise, np.clip(alone, -LIMIT, LIMIT), alone)
         open_share = np.maximum(expected - noise, 0) + NUGGET
@@ -110,7 +116,7 @@ def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
             np.abs(errors) / (scale * np.sqrt(open_share)) * min(scale / _USUAL, 1) / _OUTLIER
         )
         outlier_ratio = outlier_ratio * np.clip((1 + NUGGET - open_share) / _MIN_EXPLAINED, 0, 1)
-        noise = np.where(outlier_ratio > 1, NUGGET + _OUTLIER_NUGGET * outlier_ratio**2, NUGGET)
+        noise = own + np.where(outlier_ratio > 1, _OUTLIER_NUGGET * outlier_ratio**2, 0.0)
     distinct, which, counts = np.unique(
         points.round(6), axis=0, return_inverse=True, return_counts=True
     )

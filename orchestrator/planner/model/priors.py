@@ -18,6 +18,8 @@ from workers.contracts.catalog.devices import DEVICES, Device
 
 _A100_TFLOPS_PER_W = 312 / 400
 _A100_FLOPS_PER_BYTE = 312e12 / 2.039e12
+# prior spreads of effects on products, log: 0.15 of the parameter times 0.5 and 0.35 of the fit
+_GENERATION_SPREAD, _FRAMEWORK_SPREAD = 0.075, 0.05
 _ATTENTION_DEFAULT = 0.45  # of the parameter attention_efficiency
 # log efficiency per log power density: products reach about 0.88 of the peak of an A100, 0.79 of
 # an H200 and 0.6 of a B200
@@ -102,6 +104,17 @@ def power_density(device: Device) -> float:
     return math.log(device.peak(device.half) / device.power_w / _A100_TFLOPS_PER_W)
 
 
+def unmeasured_error(framework: str, device: Device) -> float:
+    """The log error of a pair without published runs.
+
+    That of published sources predicted from all others; more if no run measured the generation or
+    the framework either, by the prior spread of their effects on products.
+    """
+    _, kind, engine, _ = unit_names(framework, device)
+    unknown = [_GENERATION_SPREAD * (kind not in UNITS), _FRAMEWORK_SPREAD * (engine not in UNITS)]
+    return math.hypot(LOG_ERROR, *unknown)
+
+
 def unit_names(framework: str, device: Device) -> list[str]:
     """The units whose effects add up for a framework on a device, "common" first."""
     kind = generation(device)
@@ -155,7 +168,6 @@ PUBLISHED = Effects(UNITS, BIASES)
 
 
 __all__ = [
-    "LOG_ERROR",
     "POWER_TREND",
     "PUBLISHED",
     "Effects",
@@ -165,4 +177,5 @@ __all__ = [
     "peer_key",
     "power_density",
     "unit_names",
+    "unmeasured_error",
 ]

@@ -15,9 +15,10 @@ from orchestrator.planner.model.calibration_result import Calibration, Group
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.kriging import LENGTHS, coordinates, unexplained
 from orchestrator.planner.model.parameters import fixed_columns
-from orchestrator.planner.model.priors import LOG_ERROR
+from orchestrator.planner.model.priors import unmeasured_error
 from orchestrator.planner.model.profiles import Published, published
 from orchestrator.planner.model.terms import Column, Table
+from workers.contracts.catalog.devices import Device
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +42,8 @@ def bounds(
         rows.setdefault((request.entry.name, request.framework.name), []).append(row)
     for (device, framework), group_rows in rows.items():
         own = table if len(group_rows) == len(requests) else table.take(group_rows)
-        before = _uncalibrated(own, published(framework, requests[group_rows[0]].entry))
+        first = requests[group_rows[0]].entry
+        before = _uncalibrated(own, published(framework, first), unmeasured_error(framework, first))
         group = calibration.group(device, framework) if calibration else None
         if group is not None and group.timed:
             spread[group_rows] = _calibrated(own, group, before)
@@ -66,7 +68,7 @@ def extrapolations(
         if calibration and calibration.values_for(*pair):
             outside = calibration.extrapolates(*pair, table, row)
         elif known is None:
-            messages.append(unmeasured(*pair))
+            messages.append(unmeasured(request.entry, pair[1]))
             continue
         else:
             outside = known.coverage.describe_outside(table, row)
@@ -78,25 +80,25 @@ def extrapolations(
     return messages
 
 
-def unmeasured(device: str, framework: str) -> str:
+def unmeasured(device: Device, framework: str) -> str:
     """What to say about a pair without any measurement, and what a short run would change."""
-    if device == "cpu":
+    if device.name == "cpu":
         return ""
-    width, narrowed = (np.exp(Z80 * spread) - 1 for spread in (LOG_ERROR, PROBED))
+    error = unmeasured_error(framework, device)
+    width, narrowed = (np.exp(Z80 * spread) - 1 for spread in (error, PROBED))
     return (
-        f"No measurement of {framework} on {device} yet: the prediction rests on other engines and "
-        f"devices and is within about {width:.0%}. A run of 20 steps on these devices would narrow "
-        f"that to about {narrowed:.0%}."
+        f"No measurement of {framework} on {device.name} yet: the prediction rests on other "
+        f"engines and devices and is within about {width:.0%}. A run of 20 steps on these "
+        f"devices would narrow that to about {narrowed:.0%}."
     )
 
 
-def _uncalibrated(table: Table, known: Published | None) -> Floats:
-    """Variance of log step time with the default profile only.
-
-    Without published runs of the pair: the error of published sources predicted from all others.
+def _uncalibrated(table: Table, known: Published | None, unmeasured: float) -> Floats:
+    """Variance of log step time with the default profile only; `unmeasured` without published runs
+    of the pair.
     """
     if known is None:
-        return np.full(table.n, LOG_ERROR**2)
+        return np.full(table.n, unmeasured**2)
     return np.asarray(np.minimum(known.spread**2 + known.coverage.variance(table), UNKNOWN**2))
 
 

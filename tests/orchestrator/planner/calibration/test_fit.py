@@ -11,6 +11,7 @@ from orchestrator.planner.calibration.fit import fit
 from orchestrator.planner.calibration.measurements import read_measurements
 from orchestrator.planner.model.calibration_result import DEVICE_PARAMETERS, Calibration
 from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.kriging import krige, similarity
 from orchestrator.planner.model.parameters import PARAMETERS, columns_for, defaults
 from tests.orchestrator.planner.measured import errors, measured, requests, shuffled
 from tests.orchestrator.planner.predicted import predicted, request
@@ -244,3 +245,17 @@ def test_an_explained_number_names_its_parameters():
         ("memory_efficiency", "given"),
     ]
     assert "calibration or default profile" in tree.inputs[1].source
+
+
+def test_a_run_whose_settings_are_not_stated_corrects_its_neighbors_less():
+    points = np.array([[0.0], [0.2], [3.0]])
+    residuals, leverage = np.array([0.3, 0.0, 0.01]), np.zeros(3)
+    stated = krige(points, residuals, leverage)
+    unstated = krige(points, residuals, leverage, np.array([0.1, 0.0, 0.0]))
+
+    def correction(kriging):
+        return float((similarity(np.array([[0.1]]), kriging.points) @ kriging.weights)[0])
+
+    assert 0 < correction(unstated) < 0.7 * correction(stated)
+    same = krige(points, residuals, leverage, np.zeros(3))
+    assert correction(same) == pytest.approx(correction(stated))

@@ -72,6 +72,10 @@ def test_each_step_starts_from_the_weights_of_the_one_before(people: factories.P
     assert evaluation["evaluate"]["baseline"] == {"path": path}
     serving = [{"kind": "serve", "model": {"path": each}, "serve": {}} for each in (newest, path)]
     assert offered(stages[3]) == serving
+    # a later run that stored no weights does not replace one that did
+    without = trained(people.owner, item, specs[0], state="finished")
+    assert stages_of([without, dpo, sft], item.name)[1].run == dpo
+    without.delete()
     page = client.get(f"/experiments/{item.pk}/assistant/").content.decode()
     assert "2 of 4 steps are done; next: Evaluation." in " ".join(page.split())
     assert f"/runs/{dpo.pk}/" in page

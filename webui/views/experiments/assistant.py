@@ -195,9 +195,12 @@ def stages_of(runs: Sequence[Any], experiment: str) -> list[Stage]:
 
 
 def _newest(runs: Sequence[Any], *objectives: str) -> Any | None:
-    """The newest training run with one of the objectives; a finished one first."""
+    """The newest training run with one of the objectives: a finished one with weights first, then
+    any finished one.
+    """
     tuned = [run for run in runs if (run.spec.get("train") or {}).get("objective") in objectives]
-    return next((run for run in tuned if run.state in _ENDED), tuned[0] if tuned else None)
+    ended = [run for run in tuned if run.state in _ENDED]
+    return next((run for run in ended if _weights(run)), next(iter([*ended, *tuned]), None))
 
 
 def _weights(run: Any | None) -> str:

@@ -222,3 +222,17 @@ def test_settings_are_listed_and_secrets_are_not(people: factories.People) -> No
     )
     assert settings.ENV.secret_key and settings.ENV.secret_key not in page
     assert factories.client_for(people.owner).get("/account/settings/").status_code == 403
+
+
+def test_a_refused_subscription_keeps_what_was_entered(owner: User) -> None:
+    client = factories.client_for(owner)
+    fresh = client.get("/account/notifications/").content.decode()
+    assert fresh.count(" checked>") == fresh.count('name="events"') > 5
+    typed = {"name": "mine", "channel": "slack", "target": "nonsense", "scope": "team"}
+    answer = client.post("/account/notifications/", {**typed, "events": ["run_failed", "alert"]})
+    page = html.unescape(answer.content.decode())
+    assert answer.status_code == 422
+    assert 'value="mine"' in page and 'value="nonsense"' in page
+    assert '<option value="slack" selected>' in page and '<option value="team" selected>' in page
+    assert page.count(" checked>") == 2
+    assert "Use a URL such as https://example.com/hook." in page

@@ -47,7 +47,7 @@ def notifications(request: PageRequest) -> HttpResponse:
         "events": [(name, _(text)) for name, text in _EVENTS.items()],
         "channels": [(name, _(text)) for name, text in _CHANNELS.items()],
         "scopes": [(name, _(text)) for name, text in _SCOPES.items()],
-        "typed": request.POST,
+        "chosen": {"events": list(_EVENTS)},
         "may_create": has_role(user, Role.SUBMITTER),
     }
     if request.method == "POST":
@@ -64,6 +64,7 @@ def notifications(request: PageRequest) -> HttpResponse:
             context |= {"created": row, "secret": secret}
         except Refusal as refusal:
             context |= {"refusal": refusal, "errors": field_errors(refusal)}
+            context["chosen"] = {**typed.dict(), "events": typed.getlist("events")}
             status = refusal.status
     context["subscriptions"] = subscriptions.subscriptions_of(user=user)
     context["deliveries"] = subscriptions.deliveries_of(user=user)[:SHOWN]

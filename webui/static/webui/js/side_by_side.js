@@ -51,7 +51,7 @@ function reveal() {
 
 /** Replaces the votes and the button that writes them by the server's. */
 async function showVotes() {
-  const answer = await fetch(location.href).catch(() => null);
+  const answer = await request(location.href).catch(() => null);
   if (!answer?.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ["side-write", "side-results"]) {

@@ -122,3 +122,27 @@ def test_a_slow_answer_is_announced_until_it_arrives() -> None:
     console.log(JSON.stringify(seen));
     """
     assert in_node(program) == [True, True, False, True, False, True]
+
+
+def test_a_call_of_a_model_is_never_announced_as_slow() -> None:
+    program = """
+    let timers = 0, sent;
+    globalThis.setTimeout = () => { timers += 1; };
+    globalThis.fetch = async (url, options) => {
+      sent = options;
+      return { ok: true, status: 200, redirected: false, url };
+    };
+    await page.request("/x", { method: "POST", slowNotice: false });
+    console.log(JSON.stringify({ timers, sent }));
+    """
+    assert in_node(program) == {"timers": 0, "sent": {"method": "POST"}}
+
+
+def test_the_scripts_that_call_models_show_no_notice_while_a_model_answers() -> None:
+    """They said that the numbers shown may be incomplete, and show none."""
+    callers = {
+        path.name
+        for path in SCRIPTS.rglob("*.js")
+        if path.name != "request.js" and "slowNotice: false" in path.read_text()
+    }
+    assert callers == {"adapters.js", "chat.js", "score.js", "side_by_side.js"}

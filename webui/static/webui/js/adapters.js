@@ -9,7 +9,7 @@ const answer = document.querySelector("#adapter-answer");
 async function call(path, body) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
   const response = await request(`${card.dataset.url}/${path}`, {
-    method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
+    method: "POST", slowNotice: false, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   });
   if (!response.ok) throw new Error((await response.json()).error.message);
 }

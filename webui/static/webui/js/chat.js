@@ -124,7 +124,7 @@ async function* answer(prompt, signal) {
   };
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
   const reply = await request(`${config.url}/${config.chat ? "chat/completions" : "completions"}`, {
-    method: "POST", signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
+    method: "POST", slowNotice: false, signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   }).catch((error) => { throw error.name === "AbortError" ? error : new Error(gettext("The server is unreachable. Send the message again.")); });
   if (!reply.ok) {
     const failure = await reply.json().catch(() => null);

@@ -13,9 +13,10 @@ export const atLogin = (url) => Boolean(url) && new URL(url, location.href).path
 const expiredText = () => gettext("Your login has expired. Reload the page.");
 
 /** As `fetch`. After an expired login, the page shows a notice until a request succeeds, and the answer is an error
-    with status 401 whose body has the text as `detail` (REST) and as `error.message` (OpenAI). */
-export async function request(url, options) {
-  const answer = await watched(fetch(url, options));
+    with status 401 whose body has the text as `detail` (REST) and as `error.message` (OpenAI).
+    `slowNotice: false` is for calls of a served model, which are slow by nature. */
+export async function request(url, { slowNotice = true, ...options } = {}) {
+  const sent = fetch(url, options), answer = await (slowNotice ? watched(sent) : sent);
   const text = loginExpired(answer);
   if (!text) {
     if (answer.ok) document.getElementById("login-expired")?.remove();

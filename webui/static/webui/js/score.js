@@ -12,7 +12,7 @@ async function score(prompt, answer, formatted) {
   const messages = [{ role: "user", content: prompt }, { role: "assistant", content: answer }];
   const body = formatted ? { model: config.model, messages } : { model: config.model, text_1: prompt, text_2: answer };
   const reply = await request(`${config.url}/${formatted ? "pooling" : "score"}`, {
-    method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
+    method: "POST", slowNotice: false, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   }).catch(() => { throw new Error(gettext("The server is unreachable. Send the message again.")); });
   const document_ = await reply.json().catch(() => null);
   if (!reply.ok) throw new Error(document_?.error?.message ?? format(gettext("The server returned status %(status)s."), { status: reply.status }));

@@ -8,10 +8,10 @@ const config = JSON.parse(part("side-config").textContent);
 const form = part("side-form"), text = part("side-text"), log = part("side-log"), votes = part("side-votes"), state = part("side-state");
 let turn = null, conversation = null, busy = false;
 
-async function call(path, body) {
+async function call(path, body, more = {}) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
   const answer = await request(`${config.url}/${path}`, {
-    method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
+    method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf }, ...more,
   });
   const document_ = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(document_.detail ?? `${answer.status}`);
@@ -74,7 +74,7 @@ async function send() {
   state.textContent = gettext("Both models are answering…");
   waits(false);
   try {
-    turn = await call("turns", { text: message, ...(conversation === null ? {} : { conversation }) });
+    turn = await call("turns", { text: message, ...(conversation === null ? {} : { conversation }) }, { slowNotice: false });
     conversation = turn.conversation;
     text.value = "";
     showTurn();

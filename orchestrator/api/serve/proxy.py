@@ -175,6 +175,12 @@ async def _forward(request: httpx.Request, send: Send) -> None:
         )
         raise ApiError(503, "run_not_answering", message, retry_after_s=2) from error
     try:
+        if answer.status_code == 401:  # the caller is known; pages take a 401 as an expired login
+            message = (
+                "The run's server refused the control plane's key; it may have restarted. Check "
+                "the run's page, and try again."
+            )
+            raise ApiError(502, "run_refused_key", message)
         headers: list[Header] = [
             (n.lower(), v) for n, v in answer.headers.raw if n.lower() not in _NOT_RETURNED
         ]

@@ -169,6 +169,17 @@ def test_authorized_callers_and_refusals(stage: Stage, settings: Any) -> None:
     assert result(chat, "POST", **body, headers={"X-CSRFToken": "c" * 32}) == (200, None)
 
 
+def test_a_server_that_refuses_the_control_planes_key_is_no_401(stage: Stage) -> None:
+    """A page took it for an expired login, and a client for an unknown key of its own."""
+    stage.server.key = "of another attempt"
+    with pytest.raises(openai.InternalServerError) as raised:
+        stage.openai().models.list()
+    assert (raised.value.status_code, raised.value.code) == (502, "run_refused_key")
+    assert "www-authenticate" not in raised.value.response.headers
+    with pytest.raises(openai.AuthenticationError):
+        stage.openai("nonsense").models.list()
+
+
 def test_adapters_are_loaded_by_those_who_manage_the_run_from_paths_they_may_name(
     stage: Stage, settings: Any
 ) -> None:

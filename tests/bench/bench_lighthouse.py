@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -92,8 +93,12 @@ def installed() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = tempfile.mkdtemp(dir=folder.parent)  # an interrupted installation is not used
         command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]
-        subprocess.run([*command, part, f"lighthouse@{VERSION}"], check=True)
-        Path(part).rename(folder)
+        try:
+            subprocess.run([*command, part, f"lighthouse@{VERSION}"], check=True)
+            shutil.rmtree(folder, ignore_errors=True)  # an incomplete one of earlier
+            Path(part).rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return program
 
 

@@ -60,6 +60,16 @@ def test_every_kind_of_request_shows_an_expired_login(visit: Visit, site: Site) 
     page.wait_for_url("**/login/?next=/queue/")
 
 
+def test_a_401_of_htmx_shows_one_notice(visit: Visit) -> None:
+    """A second notice named status 401, and the control plane seemed not to answer."""
+    page = visit("/queue/")
+    page.route("**/queue/?401", lambda route: route.fulfill(status=401, body="expired"))
+    page.evaluate("htmx.ajax('GET', '/queue/?401', {source: '#outages', target: '#outages'})")
+    expect(page.locator("#login-expired", has_text=TEXT)).to_be_visible()
+    expect(page.locator("#toasts .toast")).to_have_count(1)
+    expect(page.locator("#outages")).not_to_contain_text("does not answer")
+
+
 def test_a_slow_network_is_announced_until_the_answer_arrives(visit: Visit, site: Site) -> None:
     """At 50 kB/s charts stayed blank, and the page looked live."""
     run = site.external("far away")

@@ -149,7 +149,7 @@ document.addEventListener("htmx:beforeRequest", (event) => {
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { xhr } = event.detail;
   if (xhr.status !== 401 && !atLogin(xhr.responseURL)) return;
-  event.detail.shouldSwap = false;
+  event.detail.shouldSwap = event.detail.isError = false; // one notice is enough
   showLoginExpired();
 });
 document.addEventListener("htmx:responseError", (event) => toast(format(gettext("The server returned status %(status)s. Reload the page, then repeat the action."), { status: event.detail.xhr.status }), "bad"));

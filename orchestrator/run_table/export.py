@@ -50,7 +50,8 @@ def table_parquet(
 ) -> Iterator[bytes]:
     """A Parquet file, in parts of 10,000 rows. Times are UTC; durations are in seconds.
 
-    A value of specs is a number if all of these runs have a number there, else text.
+    A value of specs is a number if all of these runs have a number there, else text. A text that
+    replaces such a number while the table is written is left out.
     """
     # the types of columns are determined first, so runs that are submitted later are left out
     highest = Run.objects.aggregate(highest=Max("pk"))["highest"] or 0
@@ -131,11 +132,15 @@ def _row_groups(
     batches: Iterator[list[list[Any]]], schema: Sequence[ParquetColumn]
 ) -> Iterator[list[list[Any]]]:
     texts = [number for number, column in enumerate(schema) if column.kind == "text"]
+    numbers = [number for number, column in enumerate(schema) if column.kind == "number"]
     group: list[list[Any]] = []
     for rows in batches:
         for row in rows:
             for number in texts:
                 row[number] = _text(row[number])
+            for number in numbers:
+                if not isinstance(row[number], int | float):  # replaced after its type was read
+                    row[number] = None
         group += rows
         if len(group) >= _ROW_GROUP:
             yield group

@@ -13,6 +13,8 @@ import pytest
 
 from orchestrator.accounts.models import User
 from orchestrator.run_table import export
+from orchestrator.run_table.columns import Column
+from orchestrator.run_table.order import MatchingRuns
 from orchestrator.run_table.parquet import ParquetColumn, parquet_file
 from orchestrator.runs.models import ParameterName, Run
 from tests import factories
@@ -102,6 +104,23 @@ def test_a_value_that_is_a_text_in_one_run_is_a_text_column(owner: User, read: A
     answer = factories.api(owner).get("/api/v1/runs/parquet", {"columns": "custom.size"})
     rows, _ = read(b"".join(answer))
     assert [row["custom.size"] for row in rows] == ["auto", "64"]
+
+
+def test_a_number_that_becomes_a_text_while_the_table_is_written_is_left_out(
+    owner: User, read: Any
+) -> None:
+    """The answer ended in the middle of the file."""
+    runs = [factories.run(owner, name=name) for name in ("number", "changed")]
+    for run in runs:
+        run.parameters.create(name="custom.size", number=64.0)
+    column = Column("config", "custom.size")
+    parts = export.table_parquet(
+        MatchingRuns(Run.objects.all(), Run.objects.all()), sort=None, columns=[column]
+    )
+    runs[1].parameters.update(number=None, text="auto")
+    rows, types = read(b"".join(parts))
+    assert [row["custom.size"] for row in rows] == [None, 64.0]
+    assert types["custom.size"] == "double"
 
 
 def test_no_run_gives_a_file_without_rows(owner: User, read: Any) -> None:

@@ -306,6 +306,16 @@ def test_collectives_are_compared_with_the_prediction() -> None:
         ),
         (
             [
+                ("overflow_skipped_step", {"step": 3, "model": "value"}),
+                ("loss_scale_changed", {"old": 32.0, "new": 16.0, "model": "value"}),
+            ],
+            {"loss_scale": 1024.0, "value/loss_scale": 16.0},
+            "The policy's loss scale is 1,024 and has not changed: no gradient of this model "
+            "overflowed. The value model's loss scale is 16; it fell once; 1 step was skipped "
+            "because gradients overflowed.",
+        ),
+        (
+            [
                 (
                     "non_finite",
                     {

@@ -24,11 +24,11 @@ def summarize_numerics(
     precision: str,
     truncated: bool = False,
 ) -> str:
-    """Return one or two sentences.
+    """Return some sentences.
 
     `events` are `(type, data)`, oldest first; `truncated` if there are more than these.
     """
-    parts = [_non_finite(events), _scale(events, latest, truncated), _experts(latest)]
+    parts = [_non_finite(events), *_scales(events, latest, truncated), _experts(latest)]
     text = " ".join(part for part in parts if part)
     if text:
         return text
@@ -63,13 +63,35 @@ def _non_finite(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     }
 
 
-def _scale(
+def _scales(
     events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], truncated: bool
+) -> list[str]:
+    """The loss scale; with a value model, which has its own, the policy's and the value model's."""
+    scale, of_value = (
+        formatting.number(latest.get(name)) for name in ("loss_scale", "value/loss_scale")
+    )
+    own = [(type, data) for type, data in events if not data.get("model")]
+    rest = [(type, data) for type, data in events if data.get("model") == "value"]
+    if of_value is None:
+        fixed = _(" and has not changed: no gradient overflowed.")
+        return [_scale(own, scale, truncated, _("The loss scale is %(scale)s"), fixed)]
+    fixed = _(" and has not changed: no gradient of this model overflowed.")
+    return [
+        _scale(own, scale, truncated, _("The policy's loss scale is %(scale)s"), fixed),
+        _scale(rest, of_value, truncated, _("The value model's loss scale is %(scale)s"), fixed),
+    ]
+
+
+def _scale(
+    events: Sequence[tuple[str, Mapping[str, Any]]],
+    scale: float | None,
+    truncated: bool,
+    start: str,
+    fixed: str,
 ) -> str:
-    scale = formatting.number(latest.get("loss_scale"))
+    """One model's loss scale and its changes; `fixed` ends the sentence if there are none."""
     if scale is None:
         return ""
-    events = [(type, data) for type, data in events if not data.get("model")]  # not the value model
     skipped = sum(1 for type, data in events if type == "overflow_skipped_step")
     changes = [data for type, data in events if type == "loss_scale_changed"]
     pairs = [
@@ -77,9 +99,9 @@ def _scale(
     ]
     moves = [new - old for old, new in pairs if old is not None and new is not None]
     fell, grew = sum(1 for move in moves if move < 0), sum(1 for move in moves if move > 0)
-    text = _("The loss scale is %(scale)s") % {"scale": formatting.quantity(scale)}
+    text = start % {"scale": formatting.quantity(scale)}
     if not skipped and not moves:
-        return text + _(" and has not changed: no gradient overflowed.")
+        return text + fixed
     directions = []
     if fell:
         directions.append(_("fell %(times)s") % {"times": _times(fell)})

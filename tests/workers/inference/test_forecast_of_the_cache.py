@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.runs.submission.prediction import serving
 from orchestrator.runs.submission.prediction.serving import predict_serving
+from orchestrator.runs.submission.prediction.training import Prediction
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec
 from workers.contracts.catalog.devices import DEVICES
@@ -39,13 +40,20 @@ def weight_bytes(shape: dict[str, Any]) -> int:
 WEIGHTS = weight_bytes(SHAPE)
 
 
-def forecast(body: dict[str, Any], memory_bytes: int) -> dict[str, Any]:
-    spec = RunSpec.from_dict({"kind": "serve", "model": SHAPE, "serve": body})
+def hardware(memory_bytes: int) -> TargetHardware:
     entry = DEVICES["cpu"].model_copy(update={"memory_bytes": memory_bytes})
-    hardware = TargetHardware(entry=entry, per_node=1, known=True)
-    prediction = predict_serving(spec, ParallelPlan(precision="fp32"), hardware)
+    return TargetHardware(entry=entry, per_node=1, known=True)
+
+
+def predict(body: dict[str, Any], memory_bytes: int) -> Prediction:
+    spec = RunSpec.from_dict({"kind": "serve", "model": SHAPE, "serve": body})
+    prediction = predict_serving(spec, ParallelPlan(precision="fp32"), hardware(memory_bytes))
     assert prediction is not None
-    return prediction.document
+    return prediction
+
+
+def forecast(body: dict[str, Any], memory_bytes: int) -> dict[str, Any]:
+    return predict(body, memory_bytes).document
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,9 @@ def test_the_forecast_states_the_blocks_of_the_engine(
         drafting = Drafting(serve.speculate, small)
     engine = build_serve_engine(loaded, serve, drafting=drafting)
     assert engine.scheduler.pool.blocks == predicted["kv_blocks"]
-    assert predicted["memory"]["weights_bytes_per_device"] == WEIGHTS
+    assert predicted["memory"]["weights_bytes_per_device"] == weights
+    block_bytes = predicted["kv_bytes_per_token"] * 16
+    assert block_bytes == engine_builder.count_local_blocks(loaded, drafting)[1]
 
 
 def test_the_forecast_states_the_bytes_of_the_cache() -> None:
@@ -91,6 +101,23 @@ def test_the_forecast_states_the_bytes_of_the_cache() -> None:
         predicted = forecast(body, 2**30)
         per_head = 2 * 16 * itemsize + scale
         assert predicted["kv_bytes_per_token"] == 2 * 2 * per_head, "layers and heads"
+
+
+def test_a_draft_model_that_does_not_fit_next_to_the_model_is_refused() -> None:
+    """Such a run was accepted with 0 blocks, because the draft counted in the cache's size only."""
+    draft = {**DRAFT, "hidden": 2048, "heads": 16, "ffn": 2048}
+    memory_bytes = 360 * 2**20  # of which the forecast reserves 0.3 GiB for the process
+    speculative = {"max_seqs": 4, "draft": draft, "speculate": {"tokens": 2}}
+    alone, both = (predict({"max_seqs": 4}, memory_bytes), predict(speculative, memory_bytes))
+    assert alone.fits and not alone.problems(hardware(memory_bytes))
+    [problem] = both.problems(hardware(memory_bytes))
+    assert not both.fits and problem.hint == "Use a smaller draft model, or none."
+    before, after = alone.document["memory"], both.document["memory"]
+    added = after["weights_bytes_per_device"] - before["weights_bytes_per_device"]
+    assert added == weight_bytes(draft)
+    cache_bytes = 384 * 2 * 128 * 4  # keys and values of the assumed request
+    assert after["total_bytes"] - before["total_bytes"] == added + cache_bytes
+    assert before["kv_room_bytes"] > 0 == after["kv_room_bytes"]
 
 
 def test_both_sides_give_the_same_shares_to_the_cache() -> None:

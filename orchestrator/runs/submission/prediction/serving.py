@@ -6,7 +6,7 @@ Reads weights' shapes through `weights`. Unknown request lengths are assumed and
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orchestrator.planner.serving import serving
 from orchestrator.runs.submission.prediction.training import Prediction
@@ -28,6 +28,13 @@ _MEMORY: Final = (
     "total_bytes",
     "capacity_bytes",
 )
+
+
+class _Draft(NamedTuple):
+    """A draft model's memory."""
+
+    weights_bytes: int = 0
+    kv_bytes_per_token: float = 0.0
 
 
 def predict_serving(
@@ -55,10 +62,18 @@ def predict_serving(
         return None
     memory = {name: alone["memory"][name] for name in _MEMORY}
     slots_bytes = _adapter_slot_bytes(body, shape, plan)
+    draft = _draft_memory(body, plan, request)
     memory["adapters_bytes"] = slots_bytes
-    memory["kv_room_bytes"] = max(0, memory["kv_room_bytes"] - slots_bytes)
+    memory["weights_bytes_per_device"] += draft.weights_bytes
+    memory["kv_room_bytes"] = max(0, memory["kv_room_bytes"] - slots_bytes - draft.weights_bytes)
     memory["total_bytes"] += slots_bytes
-    fits = bool(alone["fits"]) and memory["total_bytes"] <= memory["capacity_bytes"]
+    fits_without_draft = alone["fits"] and memory["total_bytes"] <= memory["capacity_bytes"]
+    tokens = alone["kv_bytes_per_sequence"] / alone["kv_bytes_per_token"]
+    memory["total_bytes"] += draft.weights_bytes + round(tokens * draft.kv_bytes_per_token)
+    fits = bool(fits_without_draft) and memory["total_bytes"] <= memory["capacity_bytes"]
+    suggestions = alone.get("suggestions", [])
+    if fits_without_draft and not fits:
+        suggestions = ["a smaller draft model, or none"]
     device = hardware.device(plan.world_size)
     document: dict[str, Any] = {
         "kind": "serving",
@@ -74,19 +89,19 @@ def predict_serving(
             body,
             shape,
             alone,
-            _draft_memory(body, plan, request),
+            draft,
             device.memory_bytes - slots_bytes,
             hardware.entry.kind,
             seqs,
         ),
-        "kv_bytes_per_token": _kv_bytes_per_token(body, shape, alone),
+        "kv_bytes_per_token": _kv_bytes_per_token(body, shape, alone) + draft.kv_bytes_per_token,
         "prompt_len": prompt,
         "output_len": output,
         "bound": alone["bound"],
         "memory": memory,
         "host": {"host_bytes": 0},
         "device": hardware.entry.name,
-        "suggestions": alone.get("suggestions", []),
+        "suggestions": suggestions,
         "assumed": not hardware.known,
     }
     return Prediction(document, document["fits"])
@@ -139,32 +154,32 @@ def _adapter_slot_bytes(
 def _kv_bytes_per_token(
     body: GenerateBody | ServeBody, shape: ModelSpec, alone: dict[str, Any]
 ) -> float:
-    """Of all ranks; a quantized cache has two fp32 scales per layer and head."""
+    """Of the model on all ranks; a quantized cache has two fp32 scales per layer and head."""
     scales = 8 * shape.layers * shape.kv_heads if body.kv_cache_dtype else 0
     return float(alone["kv_bytes_per_token"]) + scales
 
 
 def _draft_memory(
     body: GenerateBody | ServeBody, plan: ParallelPlan, request: dict[str, Any]
-) -> tuple[float, float]:
-    """Bytes of a draft model's weights and, per token, of its cache. Every rank has all of it."""
+) -> _Draft:
+    """A draft model's memory on the first rank of each replica, which alone holds it, whole."""
     shape = shape_of(body.draft) if body.draft is not None else None
     if shape is None:
-        return 0.0, 0.0
+        return _Draft()
     whole = {"tp": 1, "pp": 1, "replicas": 1, "batch": 1}
     fp32 = plan.precision == "fp32"
     types = {"quantize": "fp32" if fp32 else "none", "kv_dtype": "fp32" if fp32 else "bf16"}
     answer = serving({**request, **whole, **types, "model": shape})
     if not answer["ok"]:
-        return 0.0, 0.0
-    return answer["memory"]["weights_bytes_per_device"], answer["kv_bytes_per_token"]
+        return _Draft()
+    return _Draft(answer["memory"]["weights_bytes_per_device"], answer["kv_bytes_per_token"])
 
 
 def _blocks(
     body: GenerateBody | ServeBody,
     shape: ModelSpec,
     alone: dict[str, Any],
-    draft: tuple[float, float],
+    draft: _Draft,
     memory_bytes: int,
     kind: str,
     seqs: int,
@@ -172,9 +187,8 @@ def _blocks(
     """The requested blocks, else as many as all sequences can fill and fit next to the weights."""
     if isinstance(body, ServeBody) and body.kv_blocks:
         return body.kv_blocks
-    draft_weights_bytes, draft_bytes_per_token = draft
-    free_bytes = memory_bytes - alone["memory"]["weights_bytes_per_device"] - draft_weights_bytes
+    free_bytes = memory_bytes - alone["memory"]["weights_bytes_per_device"] - draft.weights_bytes
     device_share = alone["memory"]["kv_bytes_per_sequence_device"] / alone["kv_bytes_per_sequence"]
-    per_token = _kv_bytes_per_token(body, shape, alone) * device_share + draft_bytes_per_token
+    per_token = _kv_bytes_per_token(body, shape, alone) * device_share + draft.kv_bytes_per_token
     fits = int(free_bytes * _CACHE_SHARE.get(kind, 0.85) / (BLOCK * per_token))
     return max(0, min(fits, seqs * math.ceil(shape.max_seq_len / BLOCK)))

@@ -96,6 +96,7 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         "link": "",
         "serving_link": _link(spec, predicted),
         "calibration": "",
+        "notes": list(predicted.get("notes") or []),
     }
 
 

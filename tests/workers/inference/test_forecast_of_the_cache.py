@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from orchestrator.runs.submission.prediction import serving
 from orchestrator.runs.submission.prediction.serving import predict_serving
 from orchestrator.runs.submission.prediction.training import Prediction
 from orchestrator.runs.submission.target_hardware import TargetHardware
+from webui.forms.forecast_serving import describe
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec
 from workers.contracts.catalog.devices import DEVICES
 from workers.contracts.specs.inference import ServeBody
@@ -30,6 +32,7 @@ SHAPE = {
     "max_seq_len": 1000,
 }
 DRAFT = {**SHAPE, "name": "draft", "layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1}
+SHORT_DRAFT = {**DRAFT, "max_seq_len": 200}
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, tokens, heads, head size, fp32
 
 
@@ -66,6 +69,10 @@ def forecast(body: dict[str, Any], memory_bytes: int) -> dict[str, Any]:
         (
             {"max_seqs": 64, "draft": DRAFT, "speculate": {"tokens": 2}},
             WEIGHTS + weight_bytes(DRAFT) + 500 * BLOCK_BYTES,
+        ),
+        (  # the draft's context is shorter than the request that the forecast assumes
+            {"max_seqs": 64, "draft": SHORT_DRAFT, "speculate": {"tokens": 2}},
+            WEIGHTS + weight_bytes(SHORT_DRAFT) + 500 * BLOCK_BYTES,
         ),
     ],
 )
@@ -118,6 +125,14 @@ def test_a_draft_model_that_does_not_fit_next_to_the_model_is_refused() -> None:
     cache_bytes = 384 * 2 * 128 * 4  # keys and values of the assumed request
     assert after["total_bytes"] - before["total_bytes"] == added + cache_bytes
     assert before["kv_room_bytes"] > 0 == after["kv_room_bytes"]
+
+
+def test_a_draft_model_of_unknown_shape_is_stated(tmp_path: Path) -> None:
+    body = {"max_seqs": 4, "draft": {"path": str(tmp_path)}, "speculate": {"tokens": 2}}
+    [note] = forecast(body, 2**30)["notes"]
+    assert "draft model" in note and "not counted" in note
+    assert describe({}, {"prediction": forecast(body, 2**30)})["notes"] == [note]
+    assert "notes" not in forecast({"max_seqs": 4}, 2**30)
 
 
 def test_both_sides_give_the_same_shares_to_the_cache() -> None:

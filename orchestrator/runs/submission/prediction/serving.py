@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple
 
-from orchestrator.planner.serving import serving
+from orchestrator.planner.model.terms import Table
+from orchestrator.planner.serving import ServingRequest, serving
+from orchestrator.planner.serving.all_terms import SERVING
 from orchestrator.runs.submission.prediction.training import Prediction
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from orchestrator.runs.submission.weights import shape_of
@@ -20,6 +22,9 @@ PROMPT, OUTPUT = 256, 128  # assumed tokens per request
 BLOCK: Final = 16  # tokens per KV cache block
 # share of the memory without weights that the engine gives to its cache (measured at its start)
 _CACHE_SHARE: Final = {"cpu": 0.4, "gpu": 0.85}
+_UNKNOWN_DRAFT: Final = (
+    "The draft model's memory is not counted: the shape of its weights cannot be read here."
+)
 _TIMES: Final = ("ttft_s", "tpot_s", "tokens_per_s")
 _MEMORY: Final = (
     "weights_bytes_per_device",
@@ -104,6 +109,8 @@ def predict_serving(
         "suggestions": suggestions,
         "assumed": not hardware.known,
     }
+    if body.draft is not None and shape_of(body.draft) is None:
+        document["notes"] = [_UNKNOWN_DRAFT]
     return Prediction(document, document["fits"])
 
 
@@ -166,13 +173,12 @@ def _draft_memory(
     shape = shape_of(body.draft) if body.draft is not None else None
     if shape is None:
         return _Draft()
-    whole = {"tp": 1, "pp": 1, "replicas": 1, "batch": 1}
     fp32 = plan.precision == "fp32"
     types = {"quantize": "fp32" if fp32 else "none", "kv_dtype": "fp32" if fp32 else "bf16"}
-    answer = serving({**request, **whole, **types, "model": shape})
-    if not answer["ok"]:
-        return _Draft()
-    return _Draft(answer["memory"]["weights_bytes_per_device"], answer["kv_bytes_per_token"])
+    # columns, not an answer: the model's requests may exceed the draft's context
+    sizes = ServingRequest.model_validate({**request, **types, "model": shape}).columns()
+    table = Table({**sizes, "batch": 1.0}, 1, SERVING)
+    return _Draft(round(float(table["weights_bytes"])), float(table["kv_bytes_per_token"]))
 
 
 def _blocks(

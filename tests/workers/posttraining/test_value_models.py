@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -13,6 +14,7 @@ from tests.workers.posttraining.test_ppo_runs import COMPARED, STEPS, spec
 from tests.workers.training.conftest import final_weights, relative
 from tests.workers.training.test_paged import HostPages
 from workers.models.weights.manifest import read_manifest
+from workers.training.loop.step_report import StepReport
 from workers.training.setup import trained_module
 
 __all__ = ["prompts"]
@@ -94,6 +96,33 @@ def test_an_overflow_skips_the_value_models_update_and_its_scale_is_restored(
     points = {each["step"]: each["values"] for each in again.points()}
     for name in ("value/loss_scale", "value/skipped_updates", "value_loss"):
         assert [points[step][name] for step in (21, 22, 23, 24)] == whole.values(name)[20:], name
+
+
+def test_memory_counts_both_models_if_the_policys_first_update_is_skipped(
+    pools, prompts, tmp_path, monkeypatch
+):
+    """The value model's state exists before the policy's then."""
+    adamw = {"name": "adamw", "lr": 0.01}
+    names = [f"memory/{each}_bytes" for each in ("params", "grads", "optimizer")]
+    read, skips = StepReport.read, []
+
+    def overflow_at_first(self, pending):
+        values, sums = read(self, pending)
+        if skips and skips.pop():
+            values |= {"grad_norm": math.inf}
+        return values, sums
+
+    monkeypatch.setattr(StepReport, "read", overflow_at_first)
+    sizes = []
+    for skipped in (0, 1):
+        skips.append(skipped)
+        folder = tmp_path / str(skipped)
+        result = run_policy(pools, spec(prompts, LOW, steps=3, optimizer=adamw), folder)
+        assert result.outcomes[0]["class"] == "ok", result.outcomes
+        assert result.values("skipped_updates")[-1] == skipped
+        assert result.values("value/skipped_updates")[-1] == 0
+        sizes.append([result.values(name)[-1] for name in names])
+    assert sizes[0] == sizes[1] and all(sizes[0])
 
 
 def test_states_of_both_models_are_paged(pools, prompts, tmp_path, monkeypatch):

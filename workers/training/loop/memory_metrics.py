@@ -5,6 +5,7 @@ Assigns tensors to categories; `workers.metrics.memory` counts bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -84,8 +85,10 @@ class MemoryMetrics:
         if frozen is not None:
             self._bytes["reference"] = frozen.bytes
         self._capacity = capacity_bytes(device, local_world_size=local_world_size)
-        self._masters = 0
-        self._state_counted = self._second_counted = False
+        # of the optimized modules, `masters` among their categories: the first update of either
+        # may be skipped, so the second module's may come first
+        self._state: dict[str, int] = {}
+        self._second: dict[str, int] = {}
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -116,35 +119,16 @@ class MemoryMetrics:
 
     def count_state(self, gradients: list[Tensor], optimizer: Optimizer) -> None:
         """Call after an update, before gradients are freed; counts once."""
-        if self._state_counted:
-            return
-        state = [
-            x
-            for entry in get_optimizer_state(optimizer).values()
-            for x in entry.values()
-            if isinstance(x, Tensor)
-        ]
-        self._bytes |= {"grads": held_bytes(gradients), "optimizer": held_bytes(state)}
-        self._masters = held_bytes(get_master_weights(optimizer))
-        self._state_counted = True
+        if not self._state:
+            self._state = _state_bytes(gradients, optimizer)
 
     def count_second(
         self, weights: list[Tensor], gradients: list[Tensor], optimizer: Optimizer
     ) -> None:
         """Add another trained module to the categories, after its update; counts once."""
-        if self._second_counted:
-            return
-        state = [
-            x
-            for entry in get_optimizer_state(optimizer).values()
-            for x in entry.values()
-            if isinstance(x, Tensor)
-        ]
-        added = {"params": weights, "grads": gradients, "optimizer": state}
-        for name, tensors in added.items():
-            self._bytes[name] = self._bytes.get(name, 0) + held_bytes(tensors)
-        self._masters += held_bytes(get_master_weights(optimizer))
-        self._second_counted = True
+        if not self._second:
+            params = held_bytes(weights)
+            self._second = {"params": params, **_state_bytes(gradients, optimizer)}
 
     def values(self) -> dict[str, float]:
         """All `memory/..._bytes` metrics now."""
@@ -170,7 +154,26 @@ class MemoryMetrics:
 
     def _split(self) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes by category on the device (0 if offloaded), and offloaded bytes."""
+        sizes = Counter(self._bytes)
+        sizes.update(self._state)
+        sizes.update(self._second)
+        masters = sizes.pop("masters", 0)
         names = [] if self._offload == "none" else ["optimizer"]
         names += ["params", "grads"] if self._weights_offloaded else []
-        offloaded = {name: self._bytes[name] for name in names if name in self._bytes}
-        return self._bytes | dict.fromkeys(offloaded, 0), offloaded | {"masters": self._masters}
+        offloaded = {name: sizes[name] for name in names if name in sizes}
+        return dict(sizes) | dict.fromkeys(offloaded, 0), offloaded | {"masters": masters}
+
+
+def _state_bytes(gradients: list[Tensor], optimizer: Optimizer) -> dict[str, int]:
+    """Of a module after its update: gradients, the optimizer's state, master weights."""
+    state = [
+        x
+        for entry in get_optimizer_state(optimizer).values()
+        for x in entry.values()
+        if isinstance(x, Tensor)
+    ]
+    return {
+        "grads": held_bytes(gradients),
+        "optimizer": held_bytes(state),
+        "masters": held_bytes(get_master_weights(optimizer)),
+    }

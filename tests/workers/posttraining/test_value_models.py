@@ -14,6 +14,7 @@ from tests.workers.posttraining.test_ppo_runs import COMPARED, STEPS, spec
 from tests.workers.training.conftest import final_weights, relative
 from tests.workers.training.test_paged import HostPages
 from workers.models.weights.manifest import read_manifest
+from workers.posttraining.reinforcement.value.model import ValueModel
 from workers.training.loop.step_report import StepReport
 from workers.training.setup import trained_module
 
@@ -96,6 +97,29 @@ def test_an_overflow_skips_the_value_models_update_and_its_scale_is_restored(
     points = {each["step"]: each["values"] for each in again.points()}
     for name in ("value/loss_scale", "value/skipped_updates", "value_loss"):
         assert [points[step][name] for step in (21, 22, 23, 24)] == whole.values(name)[20:], name
+
+
+def test_a_value_model_without_an_update_ends_as_numerics_after_saving(
+    pools, prompts, tmp_path, monkeypatch
+):
+    """The last step has its checkpoint and its point, as if the policy had no update."""
+    read = ValueModel._read
+
+    def overflow(self, *given):
+        values, balance = read(self, *given)
+        return values | {"value/grad_norm": math.inf}, balance
+
+    monkeypatch.setattr(ValueModel, "_read", overflow)
+    for saves_async in (False, True):
+        folder = tmp_path / str(saves_async)
+        checkpoint = {"every_steps": 3, "async": saves_async}
+        result = run_policy(pools, spec(prompts, LOW, steps=3, checkpoint=checkpoint), folder)
+        [outcome] = result.outcomes
+        assert (outcome["class"], outcome["step"]) == ("numerics", 3), outcome
+        assert "no update of the value model was made in 3 steps" in outcome["reason"]
+        assert result.values("value/skipped_updates") == [1.0, 2.0, 3.0]
+        saved = read_manifest(folder / "checkpoints/step-00000003")
+        assert saved["value_loss_scale"]["updates"] == 0 and saved["loss_scale"]["updates"] == 3
 
 
 def test_memory_counts_both_models_if_the_policys_first_update_is_skipped(

@@ -90,6 +90,11 @@ class Iterations:
                 )
         return more
 
+    def finish(self, steps: int) -> None:
+        """See `StepPreparation`: the value model must have been updated."""
+        if self.value is not None:
+            self.value.checks.require_update(steps)
+
     def tensors(self) -> dict[str, Any]:
         """See `StepPreparation`."""
         return {} if self.value is None else self.value.tensors()

@@ -57,6 +57,13 @@ class StepPreparation(Protocol):
         """
         ...
 
+    def finish(self, steps: int) -> None:
+        """Once after the last of `steps` steps and its checkpoint.
+
+        Raises NumericsError if something that it trains itself was never updated.
+        """
+        ...
+
     def tensors(self) -> dict[str, Any]:
         """What a checkpoint holds besides the trained model. Collective."""
         ...
@@ -157,6 +164,8 @@ class Loop:
                 return self._leave(Outcome(kind, reason, self.step))
         self._finish_saving()
         self.checks.require_update(steps)
+        if self.preparation is not None:
+            self.preparation.finish(steps)
         return self._leave(Outcome("ok", f"all {steps} steps done", self.step))
 
     @contextmanager

@@ -128,8 +128,9 @@ class StepChecks:
         if scaler is None or scaler.updates or not scaler.skipped:
             return
         initial = scaler.spec.initial
+        of = f" of the {self._of['model']} model" if self._of else ""
         raise NumericsError(
-            f"no update was made in {steps} steps: gradients overflowed in each, and the loss "
+            f"no update{of} was made in {steps} steps: gradients overflowed in each, and the loss "
             f"scale fell from {initial:g} to {scaler.scale:g}. "
             f"Use plan.loss_scale.initial {scaler.scale:g} or less, more steps, or bf16."
         )

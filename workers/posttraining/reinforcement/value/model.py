@@ -203,8 +203,6 @@ class ValueModel:
                 "or train.clip_norm 1.0."
             )
         self.optimizer.zero_grad(set_to_none=True)
-        if step == train.steps:
-            self.checks.require_update(step)
         return values | {f"value/{name}": each for name, each in self.checks.values.items()}
 
     def _scale_balance(self) -> None:

@@ -20,7 +20,7 @@ from orchestrator.planner.calibration.hierarchy import fit_effects
 from orchestrator.planner.calibration.measurements import Pair, step_times
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.kriging import NO_CORRECTION
-from orchestrator.planner.model.parameters import PARAMETERS
+from orchestrator.planner.model.parameters import PARAMETERS, UNMEASURED_NORM
 from orchestrator.planner.model.priors import Effects, best_mfu_of, peer_key
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.model.time.intervals import Z80
@@ -147,7 +147,7 @@ def _predict(
         name: np.clip([row[name] for row in values], PARAMETERS[name].low, PARAMETERS[name].high)
         for name in names
     }
-    columns["limited_by_peers"] = np.asarray(1.0)
+    columns["peer_norm"] = np.asarray(UNMEASURED_NORM)
     columns["best_peer_mfu"] = np.array(
         [best_mfu_of(peers, request.entry, request.plan.precision) for request, _ in pairs]
     )

@@ -23,6 +23,7 @@ from orchestrator.planner.model.parameters import PARAMETERS, fixed_columns
 from orchestrator.planner.model.priors import (
     POWER_TREND,
     Effects,
+    densities_of,
     offsets,
     power_density,
     unit_names,
@@ -57,6 +58,7 @@ class _Design:
     from_origin: Floats
     known: list[dict[str, float]]
     spreads: Floats
+    densities: tuple[float, float]
 
 
 def fit_effects(sources: Mapping[str, Sequence[Pair]]) -> Effects:
@@ -90,7 +92,11 @@ def fit_effects(sources: Mapping[str, Sequence[Pair]]) -> Effects:
     fixed = fixed_columns(table, _TERM, set(names))
     effects, biases = _solve(table, names, fixed, measured, weights, design)
     return Effects.of(
-        design.units, names, effects, dict(zip(design.origins, biases.tolist(), strict=True))
+        design.units,
+        names,
+        effects,
+        dict(zip(design.origins, biases.tolist(), strict=True)),
+        design.densities,
     )
 
 
@@ -103,18 +109,19 @@ def _thinned(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _design(requests: Sequence[Request], sources: Sequence[str]) -> _Design:
     labels = [unit_names(request.framework.name, request.entry) for request in requests]
+    densities = densities_of([request.entry for request in requests])
     units = ["common", "trend", *sorted({name for row in labels for name in row[1:]})]
     place = {name: column for column, name in enumerate(units)}
     rows = np.zeros((len(labels), len(units)))
     for row, (names, request) in enumerate(zip(labels, requests, strict=True)):
         rows[row, [place[name] for name in names]] = 1.0
-        rows[row, 1] = power_density(request.entry)
+        rows[row, 1] = power_density(request.entry, densities)
     shares = np.array([_SHARES[name.partition(":")[0]] for name in units])
     origins = sorted(set(sources))
     from_origin = np.array([[float(name == own) for own in origins] for name in sources])
     known = [offsets(each.framework.name, each.entry) for each in requests]
     spreads = np.array([np.hypot(_SPREAD, each.open_spread) for each in requests])
-    return _Design(units, rows, shares, origins, from_origin, known, spreads)
+    return _Design(units, rows, shares, origins, from_origin, known, spreads, densities)
 
 
 def _solve(

@@ -203,7 +203,7 @@ declare_inputs(
     "best published MFU on this device, or one of its generation with more power, and precision",
     "best_peer_mfu",
 )
-declare_inputs("", "1 if no run measured this framework on this device", "limited_by_peers")
+declare_inputs("", "order of the norm by which published runs limit the MFU; 0: none", "peer_norm")
 declare_inputs("", "workload: positions whose tokens have loss", "trained_share")
 declare_inputs("B", "cluster: host_gib_per_device", "host_capacity_bytes")
 declare_inputs("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")

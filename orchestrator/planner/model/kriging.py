@@ -57,7 +57,7 @@ NO_CORRECTION: dict[str, Any] = {
         Runs(np.zeros((0, len(LENGTHS))), np.zeros(0), np.zeros(0)), object
     ),
     "correction_key": np.asarray(0.0),
-    "limited_by_peers": np.asarray(0.0),
+    "peer_norm": np.asarray(0.0),
 }
 
 
@@ -166,7 +166,7 @@ def columns(groups: Sequence[tuple[Floats, Floats]], keys: Sequence[int]) -> dic
     return {
         "correction_runs": np.asarray(runs, object),
         "correction_key": np.asarray(keys[0] if len(set(keys)) == 1 else keys, float),
-        "limited_by_peers": np.asarray(0.0),
+        "peer_norm": np.asarray(0.0),
     }
 
 

@@ -1,7 +1,8 @@
 """Default parameters by device generation and framework that differ from the general defaults.
 
 Fitted once to published runs (named in docs/planner-accuracy.md) and rounded; a calibration
-replaces them. A pair without published runs uses the values of its device generation.
+replaces them. A pair without published runs has the effects that `priors` combines; on Volta and
+CPUs, the values of the generation.
 """
 
 from __future__ import annotations

@@ -100,9 +100,6 @@ def optimizer_s(
     return np.asarray(correction * updated * np.where(offload > 0, on_host, on_device))
 
 
-_NORM = 12
-
-
 @term(
     "FLOP",
     "model_flops with attention counted in full (6N + 12Lhs), over all devices",
@@ -121,9 +118,10 @@ def peer_flops(
 
 @term(
     "s",
-    "0 if the framework was measured on the device; else the 12-norm of the explained time and "
-    "peer_flops / (devices x peak_flops x best_peer_mfu), minus the explained time",
-    "no prediction without a measurement is faster than the best published run; a norm keeps the "
+    "0 if a calibration has runs of the framework on the device; else the norm of order peer_norm "
+    "of the explained time and peer_flops / (devices x peak_flops x best_peer_mfu), minus the "
+    "explained time",
+    "no prediction without a calibration is faster than the best published run; a norm keeps the "
     "order of plans",
 )
 def peer_limit_s(
@@ -136,15 +134,16 @@ def peer_limit_s(
     devices: Column,
     peak_flops: Column,
     best_peer_mfu: Column,
-    limited_by_peers: Column,
+    peer_norm: Column,
 ) -> Column:
     """Seconds per step that no term explains but every published run took, (n,)."""
-    if not np.any(limited_by_peers):
+    if not np.any(peer_norm):
         return np.zeros(())
     explained = compute_s + exposed_comm_s + bubble_s + optimizer_s + step_overhead_s
     least = peer_flops / (devices * peak_flops * best_peer_mfu)
-    beyond = (1 + (least / explained) ** _NORM) ** (1 / _NORM) - 1
-    return np.asarray(limited_by_peers * explained * beyond)
+    order = np.where(peer_norm > 0, peer_norm, 1.0)
+    limited = np.logaddexp(0.0, order * np.log(np.maximum(least / explained, 1e-9))) / order
+    return np.asarray(np.where(peer_norm > 0, explained * np.expm1(limited), 0.0))
 
 
 @term("s", "correction x step_overhead_s + peer_limit_s")

@@ -20,6 +20,7 @@ _GENERATIONS: dict[str, dict[str, float]] = {
     "volta": {
         "gemm_efficiency": 0.75,
         "gemm_half_tokens": 400,
+        "gemm_half_width": 300,  # no published run of Volta shows the 60 of Ampere's roofline
         "attention_efficiency": 0.35,
         "intra_efficiency": 0.6,
     },

@@ -88,6 +88,11 @@ def test_the_power_trend_is_not_extrapolated():
     assert unmeasured_error("megatron", h20) > unmeasured_error("megatron", DEVICES["h200-141g"])
 
 
+def test_volta_keeps_a_width_of_its_own():
+    """The general default is an A100's; no run of Volta supports it."""
+    assert defaults("megatron", DEVICES["v100-32g"])["gemm_half_width"] == 300
+
+
 def test_attention_has_the_efficiency_of_its_published_kernel():
     default = PARAMETERS["attention_efficiency"].default
     for framework, device, share in (

@@ -54,7 +54,7 @@ def user_create(
 ) -> User:
     """Create a user. Without a password the user can only use tokens; admins get Django's admin.
 
-    Raises 409 for a name that is taken, 422.
+    Raises 403 if `by` is not an admin, 409 for a name that is taken, 422.
     """
     if role not in Role.values:
         raise invalid("role", f"{role!r} is not a role", f"Use one of {', '.join(Role.values)}.")
@@ -90,7 +90,7 @@ def user_create(
 def user_role_set(*, user: User, role: str, by: User | None) -> None:
     """Set the role; at their next use, tokens lose scopes that it does not allow.
 
-    Raises 409 if admins would remove their own role, 422.
+    Raises 403 if `by` is not an admin, 409 if admins would remove their own role, 422.
     """
     if by is not None:
         require_role(by, Role.ADMIN, "change roles")

@@ -58,7 +58,8 @@ def experiment_update(
 ) -> Experiment:
     """Set the fields that are not None, for the owner and operators.
 
-    `pinned` lists the series charted on its page. Raises 403, 409 for a name that is taken.
+    `pinned` lists the series charted on its page. Raises 403, 409 for a name that is taken,
+    422.
     """
     if not may_edit_experiment(experiment, by):
         raise forbidden(

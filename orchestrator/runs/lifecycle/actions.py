@@ -32,7 +32,7 @@ _MAX_RACES = 5  # after a lost race the new state is visible; several in a row a
 def run_cancel(*, run: Run, by: User) -> Run:
     """End a waiting run at once; request a running one to stop. Idempotent.
 
-    Raises 409 for a run that has ended.
+    Raises 403, 409 for a run that has ended.
     """
 
     def act() -> bool:

@@ -59,7 +59,7 @@ def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) ->
     """Handle one entry of the reports stream; False if it was dropped.
 
     `written` is in Unix seconds by the broker's clock. A retried entry was valid at that time.
-    Raises EnvelopeError.
+    An entry that is not valid goes to the dead letters.
     """
     name = ""
     try:

@@ -50,7 +50,7 @@ class NotStarted(RuntimeError):
 def main() -> int:
     """Supervise this node's part of the attempt to its end; 0 also if there is nothing to do.
 
-    Raises NotStarted if the attempt must not start here.
+    Prints the reason if the attempt must not start here.
     """
     # the first process of a container ignores SIGTERM unless it handles it
     signal.signal(signal.SIGTERM, _stop_waiting)

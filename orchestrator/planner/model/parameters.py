@@ -70,8 +70,8 @@ declare(
         "share of peak that large matrix products reach",
     ),
     Parameter("fp8_efficiency", 0.7, 0.2, 1.0, 0.2, "", "fp8 efficiency relative to bf16"),
-    # roofline of an A100: a product reads its weights at 153 FLOPs per byte, and its inputs and
-    # outputs at a third of it, because a layer's shards are 3, 1, 4 and 4 widths long
+    # roofline of an A100: 153 FLOPs per byte for the weights. The split sides of a layer's shards,
+    # 3, 1, 4 and 4 widths long, give 51 for the width; it is set to 60, and fits give 63
     Parameter(
         "gemm_half_tokens",
         150,

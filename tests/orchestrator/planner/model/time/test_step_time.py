@@ -5,6 +5,8 @@ event simulator.
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +156,9 @@ def test_deepseek_v3_on_2048_h800():
     table = predicted("deepseek-v3", plan, device="h800-80g", seq_len=4096, using="megatron")
     hours = 1e12 / table["tokens_per_s_per_device"][0] / 3600
     assert hours == pytest.approx(180e3, rel=0.3)
+    page = (Path(__file__).resolve().parents[5] / "docs/planner-accuracy.md").read_text("utf-8")
+    [written] = re.findall(r"180,000 H800 hours .*; the planner predicts ([\d,]+)\.", page)
+    assert float(written.replace(",", "")) == pytest.approx(hours, abs=500)
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULE))

@@ -207,6 +207,13 @@ def _check_engine_attempt(
         _deliver_request(attempt, names, known)
     elif attempt.requested and known.due(str(attempt.fence), "kill", REPEAT_S):
         dispatch.control(attempt, "kill", nodes=names, grace_s=0.0)  # ends the job
+    elif (
+        not attempt.requested
+        and requests.is_unwanted(attempt)
+        and known.due(str(attempt.fence), "cancel", REPEAT_S)
+    ):
+        # its run was cancelled or paused while the job waited, which may start before it is ended
+        dispatch.control(attempt, "cancel", nodes=names)
     return 0
 
 

@@ -13,14 +13,22 @@ from orchestrator.fleet.cluster_engines import members
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.models import EngineJob
 from workers.contracts.wire import envelope, names
-from workers.contracts.wire.node_messages import ControlOrder
+from workers.contracts.wire.node_messages import AttemptState, ControlOrder, RunState
 
 log = logging.getLogger(__name__)
+LIVING = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
 def is_of_engine(attempt: Attempt) -> bool:
     """Whether the attempt runs in a job of an engine, not under an agent."""
     return attempt.in_engine
+
+
+def is_unwanted(attempt: Attempt) -> bool:
+    """Whether the attempt has ended, or its run was cancelled or paused while it waited."""
+    run = attempt.run
+    current = run.attempt_number == attempt.number and run.state in LIVING
+    return attempt.state == AttemptState.EXITED or not current
 
 
 def send(attempt: Attempt, order: ControlOrder, *, nodes: Collection[str]) -> bool:

@@ -28,6 +28,7 @@ from orchestrator.scheduling.cluster_engines.interface import (
     SubmissionRefused,
     SubmissionUnclear,
 )
+from orchestrator.scheduling.cluster_engines.requests import LIVING, is_unwanted
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
 from workers.contracts.exit_classes import ExitClass
@@ -40,7 +41,6 @@ UNCLEAR = timedelta(seconds=10)  # a submission without answer may arrive this l
 PATIENCE = timedelta(seconds=10)  # for exit reports after the job's end
 STOP_AGAIN = timedelta(seconds=10)
 SHIPPING = timedelta(minutes=5)
-_LIVING = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 _STATES = EngineJob.State
 
 
@@ -74,7 +74,7 @@ def sync(
     if row.enabled:
         enqueue(row, pools)
     for job in _open_jobs(row, state=_STATES.UNSUBMITTED):
-        if row.enabled and not _is_unwanted(job) and job.name not in views:
+        if row.enabled and not is_unwanted(job.attempt) and job.name not in views:
             _submit(job, pools.get(job.attempt.run.pool_name), engine)
     _stop_jobs(row, views, engine)
     orders.publish_missing([job for job in jobs if job.state == _STATES.PENDING])
@@ -104,7 +104,7 @@ def _unchanged(row: EngineRow, views: Mapping[str, JobView]) -> set[int]:
     running = EngineJob.objects.filter(engine=row, state=_STATES.ACTIVE, missing_since=None)
     running = running.exclude(submitted=None).exclude(attempt__state=AttemptState.EXITED)
     running = running.filter(
-        attempt__run__state__in=_LIVING, attempt__run__attempt_number=F("attempt__number")
+        attempt__run__state__in=LIVING, attempt__run__attempt_number=F("attempt__number")
     )
     columns = ("pk", "name", "number", "engine_state", "reason", "expected_start", "hosts")
     keys = set()
@@ -125,7 +125,7 @@ def _apply(job: EngineJob, view: JobView | None, engine: ClusterEngine, row: Eng
         return
     if view is None and before == _STATES.UNSUBMITTED:
         unclear = job.tried is not None and now - job.tried < UNCLEAR
-        if _is_unwanted(job) and not unclear:
+        if is_unwanted(job.attempt) and not unclear:
             _ended(job, "CANCELLED", str(ExitClass.CANCELLED))
         return
     if view is None:
@@ -156,7 +156,7 @@ def _apply(job: EngineJob, view: JobView | None, engine: ClusterEngine, row: Eng
         job.hosts = list(view.hosts)
         known = contact.addresses(row)
         _place(job, view.addresses or [known.get(host, host) for host in view.hosts])
-    if job.attempt.state != AttemptState.EXITED and _is_unwanted(job):
+    if job.attempt.state != AttemptState.EXITED and is_unwanted(job.attempt):
         job.stop = True
     if _facts(job) != facts:  # otherwise 1,000 running jobs would cost 1,000 writes per pass
         job.save()
@@ -166,13 +166,6 @@ def _facts(job: EngineJob) -> tuple[object, ...]:
     """What `_apply` may change."""
     seen = (job.number, job.state, job.engine_state, job.reason, job.expected_start, job.stop)
     return (*seen, job.missing_since, job.submitted, tuple(job.hosts))
-
-
-def _is_unwanted(job: EngineJob) -> bool:
-    """Whether the attempt has ended, or its run was cancelled or paused while it waited."""
-    attempt, run = job.attempt, job.attempt.run
-    current = run.attempt_number == attempt.number and run.state in _LIVING
-    return attempt.state == AttemptState.EXITED or not current
 
 
 def _place(job: EngineJob, addresses: Sequence[str]) -> None:

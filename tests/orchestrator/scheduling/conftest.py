@@ -13,12 +13,16 @@ import redis
 
 from orchestrator.common import redis as common_redis
 from orchestrator.fleet import selectors as fleet
+from orchestrator.fleet.cluster_engines import services as engines
+from orchestrator.fleet.models import Engine as EngineRow
 from orchestrator.fleet.models import Node
-from orchestrator.runs.models import Attempt
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import services
 from orchestrator.scheduling.reports import heartbeat_handler
 from orchestrator.scheduling.reports.missing_attempts import presence
 from orchestrator.scheduling.reports.silence import NewHeartbeat
+from tests import factories
 from workers.contracts.wire import envelope, names, versions
 
 
@@ -94,3 +98,17 @@ def broker(redis_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> It
     yield Broker(client)
     client.close()
     common_redis.reset()
+
+
+@pytest.fixture
+def engine() -> EngineRow:
+    row = engines.engine_add(by=None, name="hpc")
+    engines.engine_pool_set(engine=row, by=None, pool="hpc-low", settings={"partition": "low"})
+    return row
+
+
+@pytest.fixture
+def run(engine: EngineRow) -> Run:
+    owner = factories.user("ada", role="submitter")
+    spec = factories.spec(resources={"pool": "hpc-low"})
+    return runs.run_submit(owner=owner, name="slurm", spec=spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -25,93 +24,24 @@ from orchestrator.scheduling.accounting.split import split
 from orchestrator.scheduling.cluster_engines import homes, watcher
 from orchestrator.scheduling.cluster_engines import sync as sync_module
 from orchestrator.scheduling.cluster_engines.interface import (
-    Capacity,
-    EngineUnavailable,
-    JobView,
-    Order,
     SubmissionRefused,
     SubmissionUnclear,
 )
-from orchestrator.scheduling.cluster_engines.slurm import parse
 from orchestrator.scheduling.cluster_engines.sync import sync
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
 from orchestrator.scheduling.reports.handler import report
 from tests import factories
+from tests.orchestrator.scheduling.recorded_engine import Recorded, one_pass
 from workers.contracts.wire import envelope, names
 from workers.contracts.wire.maintenance.storage import CollectOrder
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
 
 
-class Recorded:
-    """An engine that keeps a list of jobs; `failure` is raised by the next submissions."""
-
-    problem = ""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, JobView] = {}
-        self.orders: list[Order] = []
-        self.cancelled: set[str] = set()
-        self.failure: Exception | None = None
-        self.accepts = True
-        self.down = False
-
-    def submit(self, order: Order) -> str:
-        self.orders.append(order)
-        number = str(len(self.orders))
-        if self.accepts:
-            self.jobs[order.name] = parse.view(order.name, number, "PENDING", "Resources")
-        if self.failure is not None:
-            raise self.failure
-        return number
-
-    def cancel(self, numbers: Collection[str], *, kill: bool = False) -> None:
-        self.cancelled |= set(numbers)
-
-    def watch(self) -> dict[str, JobView]:
-        if self.down:
-            raise EngineUnavailable("Unable to contact slurm controller")
-        return dict(self.jobs)
-
-    def lookup(self, *, number: str, name: str) -> JobView | None:
-        return None
-
-    def capacity(self) -> Capacity:
-        return Capacity("22.05.8")
-
-    def explain(self, view: JobView, pool: Mapping[str, object]) -> str:
-        return f"Job {view.number} waits: {view.reason}."
-
-    def become(self, run: Run, state: str, reason: str = "") -> None:
-        job = EngineJob.objects.get(attempt__run=run, attempt__number=run.attempt_number)
-        self.jobs[job.name] = parse.view(job.name, job.number or "1", state, reason, "n1")
-
-
-@pytest.fixture
-def engine() -> EngineRow:
-    row = engines.engine_add(by=None, name="hpc")
-    engines.engine_pool_set(engine=row, by=None, pool="hpc-low", settings={"partition": "low"})
-    return row
-
-
-@pytest.fixture
-def run(engine: EngineRow) -> Run:
-    owner = factories.user("ada", role="submitter")
-    spec = factories.spec(resources={"pool": "hpc-low"})
-    return runs.run_submit(owner=owner, name="slurm", spec=spec)
-
-
-def _pass(engine: EngineRow, port: Any, run: Run, *, times: int = 1) -> Attempt | None:
-    for _ in range(times):
-        sync(EngineRow.objects.get(pk=engine.pk), port)
-    run.refresh_from_db()
-    return Attempt.objects.filter(run=run).order_by("-number").first()
-
-
 def test_a_run_stays_queued_with_the_engines_reason(engine: EngineRow, run: Run) -> None:
     port = Recorded()
-    _pass(engine, port, run, times=3)
+    one_pass(engine, port, run, times=3)
     assert len(port.orders) == 1 and run.state == "queued"
     (entry,) = selectors.queue_visible_to(user=run.owner)
     assert entry.reason == "Job 1 waits: Resources."
@@ -120,7 +50,7 @@ def test_a_run_stays_queued_with_the_engines_reason(engine: EngineRow, run: Run)
 def test_a_lost_answer_is_looked_up_before_another_submission(engine: EngineRow, run: Run) -> None:
     port = Recorded()
     port.failure = SubmissionUnclear("Socket timed out")
-    _pass(engine, port, run, times=3)
+    one_pass(engine, port, run, times=3)
     assert len(port.orders) == 1
     assert EngineJob.objects.get().number == "1"
 
@@ -130,18 +60,18 @@ def test_a_submission_that_did_not_arrive_is_repeated(
 ) -> None:
     port = Recorded()
     port.failure, port.accepts = SubmissionUnclear("Socket timed out"), False
-    _pass(engine, port, run, times=2)
+    one_pass(engine, port, run, times=2)
     assert len(port.orders) == 1  # it may still arrive
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
     port.failure, port.accepts = None, True
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     assert [order.name for order in port.orders] == [port.orders[0].name] * 2
 
 
 def test_a_refused_job_fails_the_run_with_what_to_change(engine: EngineRow, run: Run) -> None:
     port = Recorded()
     port.failure, port.accepts = SubmissionRefused("Invalid account", "Correct `account`."), False
-    attempt = _pass(engine, port, run)
+    attempt = one_pass(engine, port, run)
     assert attempt is not None and attempt.exit_class == "user_error"
     assert run.state == "failed" and "Correct `account`." in run.exit["reason"]
 
@@ -152,17 +82,17 @@ def test_a_job_that_the_engine_lost_before_its_start_is_submitted_again(
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.MISSING", timedelta())
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
     port = Recorded()
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.jobs.clear()
-    _pass(engine, port, run, times=2)
+    one_pass(engine, port, run, times=2)
     assert len(port.orders) == 2 and Attempt.objects.count() == 1
 
 
 def test_nothing_is_concluded_while_the_engine_is_down(engine: EngineRow, run: Run) -> None:
     port = Recorded()
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.down = True
-    attempt = _pass(engine, port, run, times=2)
+    attempt = one_pass(engine, port, run, times=2)
     assert attempt is not None and attempt.state == "assigned" and run.state == "queued"
     assert "does not answer" in run.wait_reason
 
@@ -187,11 +117,11 @@ def test_a_job_that_ends_without_a_report_ends_by_the_engines_verdict(
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     port = Recorded()
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.become(run, "RUNNING")
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.become(run, state)
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     assert run.state == run_state
     assert Attempt.objects.get(run=run, number=1).exit_class == exit_class
 
@@ -201,11 +131,11 @@ def test_a_requeued_job_is_cancelled_and_replaced(
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     port = Recorded()
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.become(run, "RUNNING")
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.become(run, "PENDING", "BeginTime")
-    attempt = _pass(engine, port, run, times=2)
+    attempt = one_pass(engine, port, run, times=2)
     assert attempt is not None and attempt.number == 2 and len(port.orders) == 2
     assert port.cancelled == {"1"}
 
@@ -215,12 +145,12 @@ def test_a_run_cancelled_while_its_job_waits_ends_the_job(
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     port = Recorded()
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     runs.run_cancel(run=run, by=run.owner)
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     assert port.cancelled == {"1"} and run.state == "cancelled"
     port.become(run, "CANCELLED")
-    attempt = _pass(engine, port, run, times=2)
+    attempt = one_pass(engine, port, run, times=2)
     assert attempt is not None and attempt.number == 1
     assert attempt.exit["reason"].startswith("Orrery cancelled job 1, because its run was")
 
@@ -231,18 +161,18 @@ def test_a_run_cancelled_before_its_submission_has_no_job_to_blame(
     monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
     port = Recorded()
     port.failure, port.accepts = SubmissionUnclear("Socket timed out"), False
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     runs.run_cancel(run=run, by=run.owner)
-    attempt = _pass(engine, port, run, times=2)
+    attempt = one_pass(engine, port, run, times=2)
     assert attempt is not None and attempt.state == "exited" and len(port.orders) == 1
     assert attempt.exit["reason"] == "The run was cancelled or paused before its job was submitted."
 
 
 def test_a_pass_without_changes_writes_nothing(engine: EngineRow, run: Run) -> None:
     port = Recorded()
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.become(run, "RUNNING")
-    _pass(engine, port, run, times=2)
+    one_pass(engine, port, run, times=2)
     with CaptureQueriesContext(
         connection,
     ) as queries:
@@ -253,7 +183,7 @@ def test_a_pass_without_changes_writes_nothing(engine: EngineRow, run: Run) -> N
 
 def test_time_in_the_engines_queue_is_no_device_time(engine: EngineRow, run: Run) -> None:
     port = Recorded()
-    attempt = _pass(engine, port, run)
+    attempt = one_pass(engine, port, run)
     assert attempt is not None
     now = clock.now()
     Attempt.objects.filter(pk=attempt.pk).update(
@@ -272,14 +202,14 @@ def test_a_quota_limits_what_a_user_has_submitted(engine: EngineRow, run: Run) -
         owner=factories.user("bob", role="submitter"), name="other", spec=run.spec
     )
     port = Recorded()
-    _pass(engine, port, run, times=2)
+    one_pass(engine, port, run, times=2)
     assert {order.run for order in port.orders} == {run.pk, other.pk}
     second.refresh_from_db()
     assert "allows ada 1 at a time and 1 are in use" in second.wait_reason
 
 
 def test_usage_counts_devices_of_jobs_from_their_start(engine: EngineRow, run: Run) -> None:
-    attempt = _pass(engine, Recorded(), run)
+    attempt = one_pass(engine, Recorded(), run)
     assert attempt is not None
     now = clock.now()
     window = {"since": now - timedelta(hours=1), "until": now}
@@ -306,13 +236,13 @@ def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
     engine: EngineRow, run: Run, settings: Any
 ) -> None:
     port = Recorded()
-    first = _pass(engine, port, run)
+    first = one_pass(engine, port, run)
     assert first is not None
     assert homes.tasks(engine, first)["collect"] is None  # the published order has the scan
     quick_client().delete(f"orrery:engine:{engine.pk}:scan")
     assert homes.tasks(engine, first)["collect"] == CollectOrder(scan=True)
     port.become(run, "RUNNING")
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     port.become(run, "NODE_FAIL")
     first.refresh_from_db()
     attempt_end.abandon(first, exit_class="user_error", reason="its node failed")
@@ -326,7 +256,7 @@ def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
     assert (deletion.node, deletion.done) == ("engine:hpc", None)
 
     second = runs.run_submit(owner=run.owner, name="second", spec=run.spec)
-    attempt = _pass(engine, port, second)
+    attempt = one_pass(engine, port, second)
     assert attempt is not None
     # claimed by the order that was published
     assert homes.tasks(engine, attempt)["collect"] is None
@@ -347,7 +277,7 @@ def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
     Deletion.objects.update(ordered=None)
     other = factories.user("bob", role="submitter")
     theirs = runs.run_submit(owner=other, name="theirs", spec=run.spec)
-    stranger = _pass(row, port, theirs)
+    stranger = one_pass(row, port, theirs)
     assert stranger is not None
     assert homes.tasks(row, stranger) == {"left": [], "collect": None}
     assert homes.tasks(row, attempt)["collect"] is not None
@@ -391,7 +321,7 @@ def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
     waits.wake()
     waits._pass()
     assert passed[2:] == ["hpc"]
-    _pass(engine, Recorded(), run)  # it has a job now
+    one_pass(engine, Recorded(), run)  # it has a job now
     waits.wake()
     waits._pass()
     assert len(passed) == 3
@@ -399,11 +329,11 @@ def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
 
 def test_running_jobs_without_news_are_not_loaded(engine: EngineRow, run: Run) -> None:
     port = Recorded()
-    attempt = _pass(engine, port, run)
+    attempt = one_pass(engine, port, run)
     assert sync_module._unchanged(engine, port.watch()) == set()  # it waits
     port.become(run, "RUNNING")
     assert sync_module._unchanged(engine, port.watch()) == set()  # news
-    _pass(engine, port, run)
+    one_pass(engine, port, run)
     job = EngineJob.objects.get()
     assert sync_module._unchanged(engine, port.watch()) == {job.pk}
     assert sync_module._open_jobs(engine, without={job.pk}) == []

@@ -51,7 +51,7 @@ from orchestrator.runs.lifecycle.attempts import (
     share_advance,
 )
 from orchestrator.runs.lifecycle.lineage import fork_problems, run_fork, run_rewind
-from orchestrator.runs.lifecycle.retry_budgets import NODE_LOST
+from orchestrator.runs.lifecycle.retry_budgets import NODE_LOST, RUN_STOPPED
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
 from orchestrator.runs.submission.preview import spec_preview, spec_problem_list
 from orchestrator.runs.submission.run_paths import in_run_folder
@@ -63,6 +63,7 @@ from workers.contracts.specs.train import CheckpointSpec
 __all__ = [
     "ATTEMPT_REQUESTS",
     "NODE_LOST",
+    "RUN_STOPPED",
     "NewAttempt",
     "NewEvent",
     "adapter_load",

@@ -12,6 +12,8 @@ from workers.contracts.wire.node_messages import RunState
 
 PREFLIGHT = "preflight"  # cause of an exit before the user's program started
 NODE_LOST = "node_lost"  # cause of an exit with a node that is lost
+# cause of an exit whose job Orrery ended, because its run was cancelled or paused while it waited
+RUN_STOPPED = "run_stopped"
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 300.0
 
@@ -49,10 +51,11 @@ def outcome(
     """The outcome of an exit.
 
     `requested` is the user's request to the run (cancel, pause or none), `attempt_requested` the
-    request to the attempt. Success wins over any request, then the request decides. Preemptions
-    and failed preflight probes use no budget; other exits use the budget of their class. All but
-    preemptions have an exponential back-off. An elastic run that lost a node continues at once on
-    the devices that are left, and uses no budget.
+    request to the attempt. Success wins over any request, then the request decides. Preemptions,
+    jobs that were stopped before the run was queued again, and failed preflight probes use no
+    budget; other exits use the budget of their class. All but the first two have an exponential
+    back-off. An elastic run that lost a node continues at once on the devices that are left, and
+    uses no budget.
     """
     spent = dict(used)
     reason = _sentence(str(exit.get("reason") or ""))
@@ -65,6 +68,9 @@ def outcome(
         return Outcome(RunState.CANCELLED, "Cancelled on request.", ending, spent)
     if requested == "pause":
         return Outcome(RunState.PAUSED, "Paused on request.", None, spent)
+    if exit.get("cause") == RUN_STOPPED:
+        why = "It was queued again after its job was stopped; it continues in a new job."
+        return Outcome(RunState.QUEUED, why, None, spent)
     if exit_class == ExitClass.PREEMPTED or (
         exit_class == ExitClass.CANCELLED and attempt_requested == "preempt"
     ):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.fleet.models import Engine
+from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.scheduling.models import EngineJob
@@ -67,17 +68,38 @@ def refined(
     attempt: Attempt, exit_class: str, exit: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
     """Exit class and exit after what the engine said about the ended job."""
-    if exit_class != ExitClass.PREEMPTED or attempt.requested or not is_of_engine(attempt):
+    if attempt.requested or not is_of_engine(attempt):
         return exit_class, exit
-    job = EngineJob.objects.select_related("engine").filter(attempt=attempt).first()
-    if job is None or not job.exit_class:
+    job = EngineJob.objects.select_related("engine", "attempt").filter(attempt=attempt).first()
+    if job is None:
         return exit_class, exit
-    return job.exit_class, {**exit, "class": job.exit_class, "reason": reason(job)}
+    if exit_class == ExitClass.CANCELLED and not _is_stopped_in_engine(job):
+        return exit_class, {**exit, "cause": runs.RUN_STOPPED}  # the request of a stopped run
+    if exit_class != ExitClass.PREEMPTED or not job.exit_class:
+        return exit_class, exit
+    stated = {"class": job.exit_class, "reason": reason(job)}
+    if since := cause(job):
+        stated["cause"] = since
+    return job.exit_class, {**exit, **stated}
 
 
 def verdict(job: EngineJob) -> tuple[str, str]:
     """`(exit class, reason)` of an ended job whose supervisors did not report an exit."""
     return job.exit_class or str(ExitClass.INFRASTRUCTURE), reason(job)
+
+
+def cause(job: EngineJob) -> str:
+    """RUN_STOPPED if Orrery ended the job of a run that was stopped while the job waited.
+
+    The run may have been queued again since; the end of its earlier job must not end it.
+    """
+    ended_it = job.engine_state in _STOPPED and not _is_stopped_in_engine(job)
+    return runs.RUN_STOPPED if ended_it and not job.attempt.requested else ""
+
+
+def _is_stopped_in_engine(job: EngineJob) -> bool:
+    """Whether the job was cancelled, not by Orrery."""
+    return job.engine_state in _STOPPED and bool(job.number) and job.stop_sent is None
 
 
 def reason(job: EngineJob) -> str:

@@ -189,6 +189,9 @@ def _vanished(job: EngineJob) -> None:
     """The engine does not know the job: it lost it, or removed it after its end."""
     attempt = job.attempt
     if attempt.state == AttemptState.ASSIGNED and not attempt.nodes_exited and not job.hosts:
+        if job.stop:
+            _ended(job, "CANCELLED", str(ExitClass.CANCELLED))
+            return
         log.warning("Job %s was lost by its engine; it is submitted again", job.name)
         runs.event_record(
             run=attempt.run,
@@ -225,7 +228,13 @@ def _conclude(job: EngineJob, drained: Callable[[], bool]) -> None:
     if job.submitted is not None and (waited < PATIENCE or not drained()):
         return
     exit_class, reason = ends.verdict(job)
-    attempt_end.abandon(attempt, exit_class=exit_class, reason=reason, nodes=nodes - set(reports))
+    attempt_end.abandon(
+        attempt,
+        exit_class=exit_class,
+        reason=reason,
+        nodes=nodes - set(reports),
+        cause=ends.cause(job),
+    )
 
 
 def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> None:

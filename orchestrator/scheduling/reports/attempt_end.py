@@ -104,7 +104,7 @@ def abandon(
 ) -> None:
     """Record an exit for nodes (default: all) that will not report: lost, or never launched.
 
-    `cause` is "node_lost" if the nodes themselves are lost.
+    `cause` is NODE_LOST if the nodes themselves are lost, RUN_STOPPED as in `ends.cause`.
     Supervisors that are alive after all stop their ranks.
     """
     revocation.revoke(str(attempt.fence))

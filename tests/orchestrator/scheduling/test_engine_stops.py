@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -14,6 +15,8 @@ from orchestrator.fleet.models import EngineMember
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.scheduling import services
+from orchestrator.scheduling.models import EngineJob
+from orchestrator.scheduling.reports import attempt_end
 from tests.orchestrator.scheduling.conftest import Broker
 from tests.orchestrator.scheduling.recorded_engine import Recorded, one_pass
 from workers.contracts.wire import envelope, names
@@ -47,3 +50,74 @@ def test_a_job_that_starts_just_after_its_run_was_stopped_is_stopped(
     attempt.refresh_from_db()
     assert (attempt.state, attempt.requested) == ("assigned", "")
     assert requested(broker) == "cancel"
+
+
+@pytest.mark.parametrize(
+    ("stop", "again"), [(runs.run_cancel, runs.run_retry), (runs.run_pause, runs.run_resume)]
+)
+@pytest.mark.parametrize("reported", ["", "preempted", "cancelled"])
+def test_the_end_of_a_stopped_job_does_not_end_the_run_that_was_queued_again(
+    engine: EngineRow,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[..., Run],
+    again: Callable[..., Run],
+    reported: str,
+) -> None:
+    """`reported`: the exit class of its supervisor, if the job had just started."""
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
+    port = Recorded()
+    first = one_pass(engine, port, run)
+    assert first is not None
+    owner = User.objects.get(pk=run.owner_id)
+    stop(run=run, by=owner)
+    one_pass(engine, port, run)
+    assert port.cancelled == {"1"}
+    again(run=run, by=owner)
+    if reported:
+        attempt_end.node_exited(
+            first, node=first.placement[0]["node"], report={"class": reported, "reason": "SIGTERM"}
+        )
+    port.become(run, "CANCELLED")
+    second = one_pass(engine, port, run, times=2)
+    first.refresh_from_db()
+    assert (first.state, first.exit_class, first.exit["cause"]) == (
+        "exited",
+        "cancelled",
+        "run_stopped",
+    )
+    assert run.state == "queued" and run.budgets_used == {} and run.not_before is None
+    assert second is not None and second.number == 2 and len(port.orders) == 2
+    port.become(run, "RUNNING")
+    one_pass(engine, port, run)
+    assert EngineJob.objects.get(attempt=second).state == "active"
+
+
+def test_a_job_that_vanished_after_its_stop_is_replaced(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not submitted again as it was, because Orrery would stop it again."""
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.MISSING", timedelta())
+    port = Recorded()
+    one_pass(engine, port, run)
+    owner = User.objects.get(pk=run.owner_id)
+    runs.run_cancel(run=run, by=owner)
+    one_pass(engine, port, run)
+    runs.run_retry(run=run, by=owner)
+    port.jobs.clear()
+    second = one_pass(engine, port, run, times=2)
+    assert second is not None and second.number == 2 and run.state == "queued"
+    assert len({order.name for order in port.orders}) == 2
+
+
+def test_a_job_cancelled_by_its_clusters_users_ends_the_run(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
+    port = Recorded()
+    one_pass(engine, port, run)
+    port.become(run, "CANCELLED")
+    attempt = one_pass(engine, port, run, times=2)
+    assert attempt is not None and attempt.number == 1 and "cause" not in attempt.exit
+    assert run.state == "cancelled"

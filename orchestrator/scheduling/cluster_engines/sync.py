@@ -51,15 +51,18 @@ def sync(
 
     `drained`: all reports that have arrived are applied, so a missing exit report is missing.
     """
-    pools = {pool.name: pool for pool in Pool.objects.filter(engine=row)}
     try:
-        contact.refresh(row, engine)
         views = engine.watch()
+        # first, because a stop must not wait for what may time out
+        _mark_unwanted(row, views)
+        _stop_jobs(row, views, engine)
+        contact.refresh(row, engine)
     except EngineUnavailable as error:
         contact.failed(row, str(error))
         _explain_outage(_open_jobs(row), row)
         return False
     contact.answered(row, engine)
+    pools = {pool.name: pool for pool in Pool.objects.filter(engine=row)}
     jobs = _open_jobs(row, without=_unchanged(row, views))
     for job in jobs:
         try:
@@ -73,13 +76,22 @@ def sync(
             log.exception("Job %s could not be checked; the next pass retries", job.name)
     if row.enabled:
         enqueue(row, pools)
-    for job in _open_jobs(row, state=_STATES.UNSUBMITTED):
-        if row.enabled and not is_unwanted(job.attempt) and job.name not in views:
-            _submit(job, pools.get(job.attempt.run.pool_name), engine)
-    _stop_jobs(row, views, engine)
+        _submit_jobs(row, views, pools, engine)
+    _stop_jobs(row, views, engine)  # those that have ended or were requeued
+    _end_members(row)
     orders.publish_missing([job for job in jobs if job.state == _STATES.PENDING])
     _explain(row, views, pools, engine)
     return True
+
+
+def _mark_unwanted(row: EngineRow, views: Mapping[str, JobView]) -> None:
+    """Mark listed jobs whose runs were cancelled or paused while they waited, to be stopped."""
+    listed = [name for name, view in views.items() if view.phase != "ended"]
+    wanted = Q(attempt__run__state__in=LIVING, attempt__run__attempt_number=F("attempt__number"))
+    jobs = EngineJob.objects.filter(engine=row, name__in=listed, stop=False).exclude(wanted)
+    keys = list(jobs.exclude(attempt__state=AttemptState.EXITED).values_list("pk", flat=True))
+    if keys:
+        EngineJob.objects.filter(pk__in=keys).update(stop=True)
 
 
 def _open_jobs(row: EngineRow, *, without: Collection[int] = (), **only: str) -> list[EngineJob]:
@@ -143,7 +155,7 @@ def _apply(job: EngineJob, view: JobView | None, engine: ClusterEngine, row: Eng
     job.expected_start = view.expected_start
     started = before == _STATES.ACTIVE or job.attempt.state != AttemptState.ASSIGNED
     if view.phase == "pending" and started:
-        job.stop = True
+        EngineJob.objects.filter(pk=job.pk).update(stop=True)
         _ended(job, ends.REQUEUED, str(ExitClass.PREEMPTED))
         return
     if view.phase == "ended":
@@ -156,15 +168,13 @@ def _apply(job: EngineJob, view: JobView | None, engine: ClusterEngine, row: Eng
         job.hosts = list(view.hosts)
         known = contact.addresses(row)
         _place(job, view.addresses or [known.get(host, host) for host in view.hosts])
-    if job.attempt.state != AttemptState.EXITED and is_unwanted(job.attempt):
-        job.stop = True
     if _facts(job) != facts:  # otherwise 1,000 running jobs would cost 1,000 writes per pass
         job.save()
 
 
 def _facts(job: EngineJob) -> tuple[object, ...]:
     """What `_apply` may change."""
-    seen = (job.number, job.state, job.engine_state, job.reason, job.expected_start, job.stop)
+    seen = (job.number, job.state, job.engine_state, job.reason, job.expected_start)
     return (*seen, job.missing_since, job.submitted, tuple(job.hosts))
 
 
@@ -237,24 +247,42 @@ def _conclude(job: EngineJob, drained: Callable[[], bool]) -> None:
     )
 
 
-def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> None:
+def _submit_jobs(
+    row: EngineRow, views: Mapping[str, JobView], pools: Mapping[str, Pool], engine: ClusterEngine
+) -> None:
+    """Submit what waits, until the engine does not answer: each further job would wait as long."""
+    for job in _open_jobs(row, state=_STATES.UNSUBMITTED):
+        if is_unwanted(job.attempt) or job.name in views:
+            continue
+        try:
+            if not _submit(job, pools.get(job.attempt.run.pool_name), engine):
+                return
+        except EngineUnavailable as error:
+            _wait(job, f"Not submitted to {row.name} yet: {error}.")
+            return
+        except Exception:
+            log.exception("Job %s could not be submitted; the next pass retries", job.name)
+
+
+def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> bool:
+    """False if the engine did not answer; then the job may have been submitted."""
     now = clock.now()
     attempt = job.attempt
     if job.tried is not None and now - job.tried < UNCLEAR:
-        return
+        return True
     if pool is None:
         reason = (
             f"Pool {attempt.run.pool_name} does not belong to engine {job.engine.name} any more."
         )
         attempt_end.abandon(attempt, exit_class=str(ExitClass.USER_ERROR), reason=reason)
-        return
+        return True
     try:
         order = orders.build(job, pool)
     except (orders.NotPublished, secret_text.Unreadable, ValueError) as error:
         _wait(job, f"Not submitted to {job.engine.name} yet: {error}.")
-        return
+        return True
     if order is None:
-        return
+        return True
     job.tried = now
     job.save(update_fields=["tried"])
     try:
@@ -262,18 +290,18 @@ def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> None:
     except SubmissionUnclear as error:
         log.warning("Whether %s was submitted is unclear: %s", job.name, error)
         _wait(job, f"{job.engine.name} did not confirm the submission: {error}. Looking it up.")
-        return
+        return False
     except SubmissionDelayed as error:
         job.tried, job.reason = None, str(error)[:300]
         job.save(update_fields=["tried", "reason"])
         _wait(job, f"{job.engine.name} takes no further job now: {error}.")
-        return
+        return True
     except SubmissionRefused as error:
         _ended(job, "REFUSED", str(ExitClass.USER_ERROR))
         kind = job.engine.get_kind_display()
         reason = f"{kind} refused the job: {error}. {error.hint}".strip()
         attempt_end.abandon(attempt, exit_class=str(ExitClass.USER_ERROR), reason=reason)
-        return
+        return True
     job.number, job.state, job.submitted = number, _STATES.PENDING, clock.now()
     job.save()
     runs.attempts_dispatched(attempts=[attempt])
@@ -289,6 +317,7 @@ def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> None:
         },
         attempt=attempt.number,
     )
+    return True
 
 
 def _stop_jobs(row: EngineRow, views: Mapping[str, JobView], engine: ClusterEngine) -> None:
@@ -316,6 +345,11 @@ def _stop_jobs(row: EngineRow, views: Mapping[str, JobView], engine: ClusterEngi
             log.warning("Jobs of %s are cancelled later: %s", row.name, error)
             return
         EngineJob.objects.filter(pk__in=stopped).update(stop_sent=now)
+
+
+def _end_members(row: EngineRow) -> None:
+    """Record that supervisors of jobs that ended recently have ended."""
+    now = clock.now()
     ended = EngineJob.objects.filter(engine=row, attempt__state=AttemptState.EXITED)
     ids = list(
         ended.filter(state=_STATES.ENDED, ended__gt=now - timedelta(minutes=5)).values_list(

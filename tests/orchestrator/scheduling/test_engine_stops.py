@@ -15,6 +15,12 @@ from orchestrator.fleet.models import EngineMember
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.scheduling import services
+from orchestrator.scheduling.cluster_engines.interface import (
+    Capacity,
+    EngineUnavailable,
+    JobView,
+    SubmissionUnclear,
+)
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
 from tests.orchestrator.scheduling.conftest import Broker
@@ -121,3 +127,70 @@ def test_a_job_cancelled_by_its_clusters_users_ends_the_run(
     attempt = one_pass(engine, port, run, times=2)
     assert attempt is not None and attempt.number == 1 and "cause" not in attempt.exit
     assert run.state == "cancelled"
+
+
+class Slow(Recorded):
+    """An engine whose listing answers, but not the named calls."""
+
+    def __init__(self, *silent: str) -> None:
+        super().__init__()
+        self.silent = silent
+
+    def _answer(self, call: str) -> None:
+        if call in self.silent:
+            raise EngineUnavailable(f"{call} did not answer within 15 s")
+
+    def capacity(self) -> Capacity:
+        self._answer("capacity")
+        return super().capacity()
+
+    def lookup(self, *, number: str, name: str) -> JobView | None:
+        self._answer("lookup")
+        return super().lookup(number=number, name=name)
+
+
+@pytest.mark.parametrize("silent", ["capacity", "lookup"])
+def test_a_stop_does_not_wait_for_calls_that_time_out(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.MISSING", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.contact.REFRESH_S", 0.0)
+    owner = User.objects.get(pk=run.owner_id)
+    other = runs.run_submit(owner=owner, name="other", spec=run.spec)
+    port = Slow()
+    one_pass(engine, port, run)
+    stopped = EngineJob.objects.get(attempt__run=run).number
+    del port.jobs[EngineJob.objects.get(attempt__run=other).name]
+    runs.run_cancel(run=run, by=owner)
+    port.silent = (silent,)
+    one_pass(engine, port, run)
+    assert port.cancelled == {stopped}
+    engine.refresh_from_db()
+    assert engine.status["down"], "it did not answer"
+
+
+@pytest.mark.parametrize("failure", [SubmissionUnclear, EngineUnavailable])
+def test_submissions_end_at_the_first_without_an_answer(
+    engine: EngineRow, run: Run, failure: type[Exception]
+) -> None:
+    """Each of the others would wait for the time limit too, and no job be stopped meanwhile."""
+    owner = User.objects.get(pk=run.owner_id)
+    for number in range(3):
+        runs.run_submit(owner=owner, name=f"more {number}", spec=run.spec)
+    port = Recorded()
+    port.failure, port.accepts = failure("sbatch did not answer within 15 s"), False
+    one_pass(engine, port, run)
+    assert len(port.orders) == 1
+    port.failure, port.accepts = None, True
+    one_pass(engine, port, run)
+    assert len(port.orders) == 4, "the first waits, because it may still arrive"
+
+
+def test_a_job_that_cannot_be_submitted_does_not_hold_up_the_others(
+    engine: EngineRow, run: Run
+) -> None:
+    runs.run_submit(owner=User.objects.get(pk=run.owner_id), name="other", spec=run.spec)
+    port = Recorded()
+    port.failure, port.accepts = KeyError("metadata"), False
+    one_pass(engine, port, run)
+    assert len(port.orders) == 2

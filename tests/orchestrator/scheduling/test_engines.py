@@ -21,7 +21,7 @@ from orchestrator.runs.models import Attempt, Deletion, Run
 from orchestrator.scheduling import selectors
 from orchestrator.scheduling.accounting import held, recorded
 from orchestrator.scheduling.accounting.split import split
-from orchestrator.scheduling.cluster_engines import homes, watcher
+from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.scheduling.cluster_engines import sync as sync_module
 from orchestrator.scheduling.cluster_engines.interface import (
     SubmissionRefused,
@@ -295,36 +295,6 @@ def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
     assert report(text)
     deletion.refresh_from_db()
     assert deletion.done is not None and deletion.freed == 7
-
-
-def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
-    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passed: list[str] = []
-    monkeypatch.setattr(watcher, "sync", lambda row, port, drained: passed.append(row.name))
-    monkeypatch.setattr(watcher.contact, "connect", lambda row: None)
-    other = engines.engine_add(by=None, name="idle")
-    waits = watcher.Watcher(lambda: True)
-    waits._pass()
-    assert sorted(passed) == ["hpc", other.name]
-    waits._pass()
-    assert len(passed) == 2  # neither is due
-    monkeypatch.setattr(watcher, "_LEAST_S", 0.0)
-    # the last pass left these runs waiting, or they may not start yet
-    soon = clock.now() + timedelta(hours=1)
-    for waiting in ({"queued_at": soon - timedelta(hours=2)}, {"not_before": soon}):
-        Run.objects.update(**{"queued_at": soon, "not_before": None, **waiting})
-        waits.wake()
-        waits._pass()
-        assert len(passed) == 2
-    Run.objects.update(queued_at=clock.now(), not_before=None)
-    waits.wake()
-    waits._pass()
-    assert passed[2:] == ["hpc"]
-    one_pass(engine, Recorded(), run)  # it has a job now
-    waits.wake()
-    waits._pass()
-    assert len(passed) == 3
 
 
 def test_running_jobs_without_news_are_not_loaded(engine: EngineRow, run: Run) -> None:

@@ -19,9 +19,9 @@ from orchestrator.fleet.models import Engine
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.cluster_engines import late_points
-from orchestrator.scheduling.cluster_engines import watcher as watcher_module
+from orchestrator.scheduling.cluster_engines import turns as turns_module
 from orchestrator.scheduling.cluster_engines.late_points import LatePoints
-from orchestrator.scheduling.cluster_engines.watcher import Watcher
+from orchestrator.scheduling.cluster_engines.turns import EngineTurns
 from orchestrator.scheduling.models import EngineJob
 from tests import factories
 from workers.contracts.wire.cluster_engines.jobs import IDENTITIES, LATE_PROGRAM, member_name
@@ -187,10 +187,10 @@ def test_a_program_that_cannot_start_is_a_warning(
 
 def test_a_failure_to_send_leaves_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = add("hpc")
-    watcher = Watcher(lambda: True)
-    monkeypatch.setattr(watcher_module, "sync", lambda *_, **options: True)
-    monkeypatch.setattr(watcher._late, "poll", lambda row: 1 / 0)
-    watcher._pass()
+    turns = EngineTurns(engine.pk, lambda: True)
+    monkeypatch.setattr(turns_module, "sync", lambda *_, **options: True)
+    monkeypatch.setattr(turns._late, "poll", lambda row: 1 / 0)
+    turns.turn()
     engine.refresh_from_db()
     assert not engine.status.get("down")
-    assert watcher._due[engine.pk] < time.monotonic() + 10
+    assert time.monotonic() < turns.due < time.monotonic() + 10

@@ -42,6 +42,18 @@ PATIENCE = timedelta(seconds=10)  # for exit reports after the job's end
 STOP_AGAIN = timedelta(seconds=10)
 SHIPPING = timedelta(minutes=5)
 _STATES = EngineJob.State
+_WRITTEN = (
+    "number",
+    "state",
+    "engine_state",
+    "exit_class",
+    "reason",
+    "expected_start",
+    "submitted",
+    "missing_since",
+    "ended",
+    "hosts",
+)
 
 
 def sync(
@@ -169,7 +181,7 @@ def _apply(job: EngineJob, view: JobView | None, engine: ClusterEngine, row: Eng
         known = contact.addresses(row)
         _place(job, view.addresses or [known.get(host, host) for host in view.hosts])
     if _facts(job) != facts:  # otherwise 1,000 running jobs would cost 1,000 writes per pass
-        job.save()
+        _save(job)
 
 
 def _facts(job: EngineJob) -> tuple[object, ...]:
@@ -189,10 +201,15 @@ def _place(job: EngineJob, addresses: Sequence[str]) -> None:
     runs.attempt_place(attempt=job.attempt, placement=placement)
 
 
+def _save(job: EngineJob) -> None:
+    """Store what a pass changes; `stop` may have been set since the row was read."""
+    job.save(update_fields=_WRITTEN)
+
+
 def _ended(job: EngineJob, state: str, exit_class: str) -> None:
     job.state, job.engine_state, job.exit_class = _STATES.ENDED, state[:40], exit_class
     job.ended = job.ended or clock.now()
-    job.save()
+    _save(job)
 
 
 def _vanished(job: EngineJob) -> None:
@@ -215,7 +232,7 @@ def _vanished(job: EngineJob) -> None:
             None,
             None,
         )
-        job.save()
+        _save(job)
         return
     _ended(job, ends.LOST, str(ExitClass.LOST))
 
@@ -303,7 +320,7 @@ def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> bool:
         attempt_end.abandon(attempt, exit_class=str(ExitClass.USER_ERROR), reason=reason)
         return True
     job.number, job.state, job.submitted = number, _STATES.PENDING, clock.now()
-    job.save()
+    _save(job)
     runs.attempts_dispatched(attempts=[attempt])
     runs.event_record(
         run=attempt.run,

@@ -75,7 +75,7 @@ class Watcher:
                 broker_users.remove_node(name)
 
     def _tend(self) -> None:
-        """Start the threads of new engines, stop those of removed ones, and wake those with work."""
+        """Start threads of new engines, stop those of removed ones, wake those with new work."""
         rows = set(EngineRow.objects.values_list("pk", flat=True))
         for id in self._turns.keys() - rows:
             self._turns.pop(id).stop()

@@ -194,3 +194,19 @@ def test_a_job_that_cannot_be_submitted_does_not_hold_up_the_others(
     port.failure, port.accepts = KeyError("metadata"), False
     one_pass(engine, port, run)
     assert len(port.orders) == 2
+
+
+def test_a_stop_that_is_requested_during_a_pass_is_kept(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(row: EngineRow) -> dict[str, str]:
+        EngineJob.objects.update(stop=True)
+        return {}
+
+    port = Recorded()
+    one_pass(engine, port, run)
+    port.become(run, "RUNNING")
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.contact.addresses", stop)
+    one_pass(engine, port, run)
+    job = EngineJob.objects.get()
+    assert job.stop and job.state == "active" and port.cancelled == {"1"}

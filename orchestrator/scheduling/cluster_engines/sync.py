@@ -306,6 +306,8 @@ def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> bool:
         number = engine.submit(order)
     except SubmissionUnclear as error:
         log.warning("Whether %s was submitted is unclear: %s", job.name, error)
+        job.tried = clock.now()  # the call may have waited longer than UNCLEAR
+        job.save(update_fields=["tried"])
         _wait(job, f"{job.engine.name} did not confirm the submission: {error}. Looking it up.")
         return False
     except SubmissionDelayed as error:

@@ -68,6 +68,26 @@ def test_a_submission_that_did_not_arrive_is_repeated(
     assert [order.name for order in port.orders] == [port.orders[0].name] * 2
 
 
+def test_a_submission_that_timed_out_may_arrive_after_its_time_limit(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, waited = clock.now(), [timedelta()]
+    monkeypatch.setattr(clock, "now", lambda: began + waited[0])
+
+    class Waiting(Recorded):
+        def submit(self, order: Order) -> str:
+            waited[0] += timedelta(seconds=15)
+            return super().submit(order)
+
+    port = Waiting()
+    port.failure, port.accepts = SubmissionUnclear("sbatch did not answer within 15 s"), False
+    one_pass(engine, port, run, times=2)
+    assert len(port.orders) == 1
+    waited[0] += timedelta(seconds=11)
+    one_pass(engine, port, run)
+    assert len(port.orders) == 2
+
+
 def test_a_refused_job_fails_the_run_with_what_to_change(engine: EngineRow, run: Run) -> None:
     port = Recorded()
     port.failure, port.accepts = SubmissionRefused("Invalid account", "Correct `account`."), False

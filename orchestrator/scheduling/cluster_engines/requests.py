@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection
 
+from django.db.models import F, Q, QuerySet
 from redis.exceptions import RedisError
 
 from orchestrator.common.redis import client
@@ -29,6 +30,13 @@ def is_unwanted(attempt: Attempt) -> bool:
     run = attempt.run
     current = run.attempt_number == attempt.number and run.state in LIVING
     return attempt.state == AttemptState.EXITED or not current
+
+
+def unwanted_jobs() -> QuerySet[EngineJob]:
+    """Jobs of runs that were cancelled or paused while they waited, which no pass has marked."""
+    wanted = Q(attempt__run__state__in=LIVING, attempt__run__attempt_number=F("attempt__number"))
+    jobs = EngineJob.objects.filter(stop=False).exclude(state=EngineJob.State.ENDED)
+    return jobs.exclude(wanted).exclude(attempt__state=AttemptState.EXITED)
 
 
 def send(attempt: Attempt, order: ControlOrder, *, nodes: Collection[str]) -> bool:

@@ -28,7 +28,7 @@ from orchestrator.scheduling.cluster_engines.interface import (
     SubmissionRefused,
     SubmissionUnclear,
 )
-from orchestrator.scheduling.cluster_engines.requests import LIVING, is_unwanted
+from orchestrator.scheduling.cluster_engines.requests import LIVING, is_unwanted, unwanted_jobs
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
 from workers.contracts.exit_classes import ExitClass
@@ -99,9 +99,8 @@ def sync(
 def _mark_unwanted(row: EngineRow, views: Mapping[str, JobView]) -> None:
     """Mark listed jobs whose runs were cancelled or paused while they waited, to be stopped."""
     listed = [name for name, view in views.items() if view.phase != "ended"]
-    wanted = Q(attempt__run__state__in=LIVING, attempt__run__attempt_number=F("attempt__number"))
-    jobs = EngineJob.objects.filter(engine=row, name__in=listed, stop=False).exclude(wanted)
-    keys = list(jobs.exclude(attempt__state=AttemptState.EXITED).values_list("pk", flat=True))
+    jobs = unwanted_jobs().filter(engine=row, name__in=listed)
+    keys = list(jobs.values_list("pk", flat=True))
     if keys:
         EngineJob.objects.filter(pk__in=keys).update(stop=True)
 

@@ -13,6 +13,7 @@ from orchestrator.common import clock
 from orchestrator.fleet import broker_users
 from orchestrator.fleet.cluster_engines import members
 from orchestrator.fleet.models import Engine as EngineRow
+from orchestrator.scheduling.cluster_engines import requests
 from orchestrator.scheduling.cluster_engines.enqueue import engines_with_new_runs
 from orchestrator.scheduling.cluster_engines.turns import EngineTurns
 
@@ -38,7 +39,7 @@ class Watcher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Pass over engines with new runs soon, without waiting for their next turn."""
+        """Pass soon over engines with new runs, or with jobs of runs that were stopped."""
         self._woken.set()
 
     def close(self) -> None:
@@ -85,5 +86,6 @@ class Watcher:
         if self._woken.is_set():
             self._woken.clear()
             since = {id: one.passed for id, one in self._turns.items() if one.passed is not None}
-            for id in engines_with_new_runs(since):
+            stopped = set(requests.unwanted_jobs().values_list("engine_id", flat=True))
+            for id in engines_with_new_runs(since) | (stopped & since.keys()):
                 self._turns[id].wake()

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.accounts.models import User
 from orchestrator.common import clock
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine as EngineRow
+from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.cluster_engines import turns as turns_module
 from orchestrator.scheduling.cluster_engines.turns import EngineTurns
@@ -84,6 +86,32 @@ def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
     waits.wake()
     _turn_all(waits)
     assert len(passed) == 3
+
+
+def test_the_job_of_a_stopped_run_is_stopped_before_the_next_turn_of_its_engine(
+    engine: EngineRow,
+    run: Run,
+    waits: Watcher,
+    passed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines.engine_add(by=None, name="idle")
+    monkeypatch.setattr(turns_module, "LEAST_S", 0.0)
+    port = Recorded()
+    one_pass(engine, port, run)
+    _turn_all(waits)
+    passed.clear()
+    waits.wake()
+    _turn_all(waits)
+    assert passed == []
+    runs.run_cancel(run=run, by=User.objects.get(pk=run.owner_id))
+    waits.wake()
+    _turn_all(waits)
+    assert passed == ["hpc"]
+    one_pass(engine, port, run)  # it requests the stop
+    waits.wake()
+    _turn_all(waits)
+    assert passed == ["hpc"]
 
 
 @pytest.mark.parametrize("error", [ValueError("no such column"), OSError("broken"), KeyError("x")])

@@ -43,7 +43,8 @@ _REASONS = {
     LOST: "{kind} no longer knows job {number}, and its supervisors sent no exit report.",
 }
 # Orrery stopped it itself, or did not submit it any more
-_BY_ORRERY = "Orrery cancelled job {number}, because its run was cancelled or paused."
+_BY_ORRERY = "Orrery cancelled job {number}, because its run was {what}."
+_REQUESTED = {"preempt": "preempted", "cancel": "cancelled", "pause": "paused"}
 _NOT_SUBMITTED = "The run was cancelled or paused before its job was submitted."
 _STOPPED = frozenset({"CANCELLED", "DELETED", "DEACTIVATED"})
 _UNREPORTED = "Job {number} ended in {kind} as {state} before its supervisor reported. {look}"
@@ -107,7 +108,8 @@ def reason(job: EngineJob) -> str:
     if job.engine_state in _STOPPED and not job.number:
         return _NOT_SUBMITTED
     if job.engine_state in _STOPPED and job.stop_sent is not None:
-        return _BY_ORRERY.format(number=job.number)
+        what = _REQUESTED.get(job.attempt.requested, "cancelled or paused while it waited")
+        return _BY_ORRERY.format(number=job.number, what=what)
     text = _REASONS.get(job.engine_state, _UNREPORTED).format(
         number=job.number,
         kind=job.engine.get_kind_display(),

@@ -21,9 +21,10 @@ from orchestrator.runs.models import Attempt, Deletion, Run
 from orchestrator.scheduling import selectors
 from orchestrator.scheduling.accounting import held, recorded
 from orchestrator.scheduling.accounting.split import split
-from orchestrator.scheduling.cluster_engines import homes
+from orchestrator.scheduling.cluster_engines import ends, homes
 from orchestrator.scheduling.cluster_engines import sync as sync_module
 from orchestrator.scheduling.cluster_engines.interface import (
+    Order,
     SubmissionRefused,
     SubmissionUnclear,
 )
@@ -172,7 +173,23 @@ def test_a_run_cancelled_while_its_job_waits_ends_the_job(
     port.become(run, "CANCELLED")
     attempt = one_pass(engine, port, run, times=2)
     assert attempt is not None and attempt.number == 1
-    assert attempt.exit["reason"].startswith("Orrery cancelled job 1, because its run was")
+    assert attempt.exit["reason"] == (
+        "Orrery cancelled job 1, because its run was cancelled or paused while it waited."
+    )
+
+
+@pytest.mark.parametrize(
+    ("requested", "what"), [("preempt", "preempted"), ("cancel", "cancelled"), ("pause", "paused")]
+)
+def test_the_end_of_a_stopped_job_names_the_request(
+    engine: EngineRow, run: Run, requested: str, what: str
+) -> None:
+    attempt = one_pass(engine, Recorded(), run)
+    assert attempt is not None
+    attempt.requested = requested
+    job = EngineJob(attempt=attempt, engine=engine, number="1", engine_state="CANCELLED")
+    job.stop_sent = clock.now()
+    assert ends.reason(job) == f"Orrery cancelled job 1, because its run was {what}."
 
 
 def test_a_run_cancelled_before_its_submission_has_no_job_to_blame(

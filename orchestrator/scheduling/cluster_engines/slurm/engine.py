@@ -6,6 +6,7 @@ Does not depend on the database. A job is identified by its name; Slurm may reus
 from __future__ import annotations
 
 import contextlib
+import logging
 import pwd
 from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
@@ -24,6 +25,7 @@ from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
 from orchestrator.scheduling.cluster_engines.slurm.commands import CommandFailed, Commands, TimedOut
 from orchestrator.scheduling.cluster_engines.slurm.rest import RestFailed, SlurmRest
 
+log = logging.getLogger(__name__)
 _AT_ONCE = 200  # job numbers per scancel
 _FIRST_USER = 1000  # smaller numbers are root and the accounts of services
 
@@ -85,10 +87,17 @@ class Slurm:
         for start in range(0, len(listed), _AT_ONCE):
             part = listed[start : start + _AT_ONCE]
             if kill:
-                with contextlib.suppress(CommandFailed):
-                    self._commands.run("scancel", "--full", "--signal=KILL", *part)
-            with contextlib.suppress(CommandFailed):  # it has ended
-                self._commands.run("scancel", "--quiet", *part)
+                self._stop("--full", "--signal=KILL", *part)
+            self._stop("--quiet", *part)
+
+    def _stop(self, *words: str) -> None:
+        """scancel; an error that does not say that the job has ended is logged."""
+        try:
+            self._commands.run("scancel", *words)
+        except CommandFailed as error:
+            lines = error.text.split("; ")
+            if failed := [line for line in lines if not reasons.has_ended(line)]:
+                log.warning("Jobs may not have been cancelled: %s", "; ".join(failed))
 
     def watch(self) -> dict[str, JobView]:
         """All of Orrery's jobs that slurmctld remembers, by name."""

@@ -73,6 +73,12 @@ _LATER = (
     "reached maximum job count",
 )
 
+_ENDED = (
+    "already completing or completed",
+    "invalid job id",
+    "scancel ended with code",  # --quiet: without a text
+)
+
 
 def waiting(reason: str, partition: str) -> str:
     """Why a pending job waits, as the end of a sentence."""
@@ -91,3 +97,8 @@ def refusal_hint(message: str) -> str:
 def is_temporary(message: str) -> bool:
     """Whether sbatch may accept the job later."""
     return any(part in message.lower() for part in _LATER)
+
+
+def has_ended(text: str) -> bool:
+    """Whether this error of scancel says that the job is ending, has ended, or is not known."""
+    return any(words in text.lower() for words in _ENDED)

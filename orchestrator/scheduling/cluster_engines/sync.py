@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 from django.db.models import F, Q
 
@@ -18,7 +17,7 @@ from orchestrator.fleet.cluster_engines import kinds, members
 from orchestrator.fleet.models import Engine as EngineRow
 from orchestrator.fleet.models import Pool
 from orchestrator.runs import services as runs
-from orchestrator.scheduling.cluster_engines import contact, ends, orders
+from orchestrator.scheduling.cluster_engines import contact, ends, orders, wait_reasons
 from orchestrator.scheduling.cluster_engines.enqueue import enqueue
 from orchestrator.scheduling.cluster_engines.interface import (
     ClusterEngine,
@@ -32,7 +31,7 @@ from orchestrator.scheduling.cluster_engines.requests import LIVING, is_unwanted
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
 from workers.contracts.exit_classes import ExitClass
-from workers.contracts.wire.node_messages import AttemptState, RunState
+from workers.contracts.wire.node_messages import AttemptState
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +56,16 @@ _WRITTEN = (
 
 
 def sync(
-    row: EngineRow, engine: ClusterEngine, *, drained: Callable[[], bool] = lambda: True
+    row: EngineRow,
+    engine: ClusterEngine,
+    *,
+    drained: Callable[[], bool] = lambda: True,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Bring jobs and runs into agreement; False if the engine did not answer.
 
     `drained`: all reports that have arrived are applied, so a missing exit report is missing.
+    `stopping`: this process schedules no longer; the pass ends after the current job.
     """
     try:
         views = engine.watch()
@@ -71,28 +75,30 @@ def sync(
         contact.refresh(row, engine)
     except EngineUnavailable as error:
         contact.failed(row, str(error))
-        _explain_outage(_open_jobs(row), row)
+        wait_reasons.explain_outage(_open_jobs(row), row)
         return False
     contact.answered(row, engine)
     pools = {pool.name: pool for pool in Pool.objects.filter(engine=row)}
     jobs = _open_jobs(row, without=_unchanged(row, views))
     for job in jobs:
+        if stopping():
+            return True
         try:
             _apply(job, views.get(job.name), engine, row)
             _conclude(job, drained)
         except EngineUnavailable as error:
             contact.failed(row, str(error))
-            _explain_outage(jobs, row)
+            wait_reasons.explain_outage(jobs, row)
             return False
         except Exception:
             log.exception("Job %s could not be checked; the next pass retries", job.name)
     if row.enabled:
         enqueue(row, pools)
-        _submit_jobs(row, views, pools, engine)
+        _submit_jobs(row, views, pools, engine, stopping)
     _stop_jobs(row, views, engine)  # those that have ended or were requeued
     _end_members(row)
     orders.publish_missing([job for job in jobs if job.state == _STATES.PENDING])
-    _explain(row, views, pools, engine)
+    wait_reasons.explain(row, views, pools, engine)
     return True
 
 
@@ -264,17 +270,23 @@ def _conclude(job: EngineJob, drained: Callable[[], bool]) -> None:
 
 
 def _submit_jobs(
-    row: EngineRow, views: Mapping[str, JobView], pools: Mapping[str, Pool], engine: ClusterEngine
+    row: EngineRow,
+    views: Mapping[str, JobView],
+    pools: Mapping[str, Pool],
+    engine: ClusterEngine,
+    stopping: Callable[[], bool],
 ) -> None:
     """Submit what waits, until the engine does not answer: each further job would wait as long."""
     for job in _open_jobs(row, state=_STATES.UNSUBMITTED):
+        if stopping():
+            return
         if is_unwanted(job.attempt) or job.name in views:
             continue
         try:
             if not _submit(job, pools.get(job.attempt.run.pool_name), engine):
                 return
         except EngineUnavailable as error:
-            _wait(job, f"Not submitted to {row.name} yet: {error}.")
+            wait_reasons.wait(job, f"Not submitted to {row.name} yet: {error}.")
             return
         except Exception:
             log.exception("Job %s could not be submitted; the next pass retries", job.name)
@@ -295,7 +307,7 @@ def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> bool:
     try:
         order = orders.build(job, pool)
     except (orders.NotPublished, secret_text.Unreadable, ValueError) as error:
-        _wait(job, f"Not submitted to {job.engine.name} yet: {error}.")
+        wait_reasons.wait(job, f"Not submitted to {job.engine.name} yet: {error}.")
         return True
     if order is None:
         return True
@@ -307,12 +319,14 @@ def _submit(job: EngineJob, pool: Pool | None, engine: ClusterEngine) -> bool:
         log.warning("Whether %s was submitted is unclear: %s", job.name, error)
         job.tried = clock.now()  # the call may have waited longer than UNCLEAR
         job.save(update_fields=["tried"])
-        _wait(job, f"{job.engine.name} did not confirm the submission: {error}. Looking it up.")
+        wait_reasons.wait(
+            job, f"{job.engine.name} did not confirm the submission: {error}. Looking it up."
+        )
         return False
     except SubmissionDelayed as error:
         job.tried, job.reason = None, str(error)[:300]
         job.save(update_fields=["tried", "reason"])
-        _wait(job, f"{job.engine.name} takes no further job now: {error}.")
+        wait_reasons.wait(job, f"{job.engine.name} takes no further job now: {error}.")
         return True
     except SubmissionRefused as error:
         _ended(job, "REFUSED", str(ExitClass.USER_ERROR))
@@ -375,38 +389,3 @@ def _end_members(row: EngineRow) -> None:
         )
     )
     members.members_end(attempt_ids=ids, now=now)
-
-
-def _explain(
-    row: EngineRow, views: Mapping[str, JobView], pools: Mapping[str, Pool], engine: ClusterEngine
-) -> None:
-    """Store why runs wait in the engine."""
-    reasons = {}
-    for job in EngineJob.objects.filter(
-        engine=row, state=_STATES.PENDING, attempt__run__state=RunState.QUEUED
-    ).select_related("attempt__run"):
-        run, view = job.attempt.run, views.get(job.name)
-        pool = pools.get(run.pool_name)
-        if view is None or view.phase != "pending":
-            continue
-        text = engine.explain(view, pool.engine_settings if pool else {})[:300]
-        if text != run.wait_reason:
-            reasons[run.pk] = text
-    if reasons:
-        runs.wait_reasons_set(reasons=reasons)
-
-
-def _wait(job: EngineJob, reason: str) -> None:
-    if job.attempt.run.wait_reason != reason[:300]:
-        runs.wait_reasons_set(reasons={job.attempt.run_id: reason[:300]})
-
-
-def _explain_outage(jobs: Sequence[EngineJob], row: EngineRow) -> None:
-    text = f"{row.get_kind_display()} of engine {row.name} does not answer; running jobs continue."
-    changed: dict[int, Any] = {
-        job.attempt.run_id: text
-        for job in jobs
-        if job.attempt.run.state == RunState.QUEUED and job.attempt.run.wait_reason != text
-    }
-    if changed:
-        runs.wait_reasons_set(reasons=changed)

@@ -80,7 +80,7 @@ class EngineTurns:
                 contact.failed(row, f"Its settings cannot be read: {error}")
                 pause_s = UNREADABLE_S
                 return
-            if sync(row, engine, drained=self._drained):
+            if sync(row, engine, drained=self._drained, stopping=self._stopping.is_set):
                 self._send_late(row)
         except (DatabaseError, InterfaceError):
             raise

@@ -21,6 +21,7 @@ from orchestrator.scheduling.cluster_engines.interface import (
     JobView,
     SubmissionUnclear,
 )
+from orchestrator.scheduling.cluster_engines.sync import sync
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
 from tests.orchestrator.scheduling.conftest import Broker
@@ -210,3 +211,15 @@ def test_a_stop_that_is_requested_during_a_pass_is_kept(
     one_pass(engine, port, run)
     job = EngineJob.objects.get()
     assert job.stop and job.state == "active" and port.cancelled == {"1"}
+
+
+def test_a_pass_ends_after_the_current_job_when_its_process_stops(
+    engine: EngineRow, run: Run
+) -> None:
+    for number in range(3):
+        runs.run_submit(owner=run.owner, name=f"more {number}", spec=run.spec)
+    port = Recorded()
+    sync(engine, port, stopping=lambda: bool(port.orders))
+    assert len(port.orders) == 1
+    sync(EngineRow.objects.get(), port)
+    assert len(port.orders) == 4

@@ -56,6 +56,8 @@ def cluster(installation: Orrery, tmp_path_factory: pytest.TempPathFactory) -> I
         command(installation, "add", "k8s", *words, *login)
         command(installation, "pool", "k8s", "k8s", "queue=default", "devices_per_node=1")
         yield made
+        command(installation, "unpool", "k8s", "k8s")
+        command(installation, "remove", "k8s")
     finally:
         made.close()
 

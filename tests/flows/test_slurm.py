@@ -63,6 +63,18 @@ class Slurm:
             answer = self.orrery.client.put(f"engines/{name}/pools/{pool}", json=body)
             assert answer.status_code == 200, answer.text
 
+    def remove_all(self) -> None:
+        """Remove its engines: other flows share the installation, which asks each of them."""
+        assert self.orrery.client is not None
+        client = self.orrery.client
+        for engine in client.get("engines").raise_for_status().json()["items"]:
+            if engine["settings"].get("config") != str(self.cluster.conf):
+                continue
+            path = f"engines/{engine['name']}"
+            for pool in engine["pools"]:
+                client.delete(f"{path}/pools/{pool['name']}").raise_for_status()
+            client.delete(path).raise_for_status()
+
     def add_fake(self, folder: Path) -> None:
         """Engine `fake`: real supervisors with the ranks of the chaos tests."""
         self.fake_home = folder / "home"
@@ -122,6 +134,7 @@ def slurm(installation: Orrery) -> Iterator[Slurm]:
             engine.add("hpc", pools, home=str(engine.home))
             engine.add_fake(folder / "fake")
             yield engine
+            engine.remove_all()
         finally:
             cluster.close()
 

@@ -63,6 +63,7 @@ def slurm(
             engine = Slurm(installation, cluster, home)
             engine.add("people", POOLS, home=str(home), identity="submitter")
             yield engine
+            engine.remove_all()
         finally:
             cluster.close()
 

@@ -49,8 +49,8 @@ class Presence:
     def forget(self, fence: str) -> None:
         """Remove everything about the attempt."""
         for table in (self.missing, self.sent, self.first):
-            for key in [key for key in table if key[0] == fence]:
-                del table[key]
+            for key in [key for key in list(table) if key[0] == fence]:  # engines have threads
+                table.pop(key, None)
 
 
 presence = Presence()

@@ -177,14 +177,14 @@ class Liveness:
 
     def forget(self, fence: str) -> None:
         """Remove the leases of an attempt that has ended."""
-        for key in [key for key in self._leases if key[0] == fence]:
-            del self._leases[key]
+        for key in [key for key in list(self._leases) if key[0] == fence]:  # engines have threads
+            self._leases.pop(key, None)
 
     def _retain(self, fences: Mapping[str, Sequence[str]]) -> None:
         """Remove leases of attempts that are not open."""
         if len(self._leases) > sum(map(len, fences.values())):
             held = {(fence, node) for node, listed in fences.items() for fence in listed}
-            self._leases = {key: mark for key, mark in self._leases.items() if key in held}
+            self._leases = {key: mark for key, mark in list(self._leases.items()) if key in held}
             self._lines = {node: mark for node, mark in self._lines.items() if node in fences}
 
     def _silence(self, mark: _Mark) -> float:

@@ -27,6 +27,11 @@ from tests.flows.test_two_nodes import SecondNode
 
 STEPS = int(os.environ.get("STEPS", "80"))
 LOST_AT, EVERY = 40, 10
+PROGRAMS = {
+    "supervisor": "workers.launcher",
+    "torchrun": "torch.distributed.run",
+    "rank": "workers.training.main",
+}
 SETTINGS = {"ORRERY_SHARED_RUNS": "1", "ORRERY_NODE_LOST_S": "20"}
 
 
@@ -163,22 +168,25 @@ def parts_of_restart(orrery: Orrery, run: str, lost: float) -> dict[str, float]:
 
 def cpu_of_start(orrery: Orrery, run: str) -> dict[str, float]:
     """CPU seconds so far of the second attempt's processes, of the slowest one of each kind."""
-    programs = {
-        "supervisor": "workers.launcher",
-        "torchrun": "torch.distributed.run",
-        "rank": "workers.training.main",
-    }
-    spent = dict.fromkeys(programs, 0.0)
+    spent = dict.fromkeys(PROGRAMS, 0.0)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
             if not any(str(orrery.folder(run, 2)) in word for word in words):
                 continue
             times = process.cpu_times()
-            for name, module in programs.items():
-                if module in words[2:4]:  # after -m or -u -m
-                    spent[name] = max(spent[name], round(times.user + times.system, 2))
+            if name := part_of(words):
+                spent[name] = max(spent[name], round(times.user + times.system, 2))
+    assert all(seconds > 0 for seconds in spent.values()), spent
     return spent
+
+
+def part_of(words: list[str]) -> str:
+    """The part of a start that a command line runs, as a module or by code; empty for others."""
+    for name, module in PROGRAMS.items():
+        if any(module in word for word in words[1:4]):
+            return name
+    return ""
 
 
 def tenths(values: list[float]) -> list[list[float]]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from orrery_cli import client as rest
 from orrery_cli import credentials
+from orrery_cli.commands import download
+from orrery_cli.errors import Refused
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
@@ -183,6 +185,61 @@ def test_download_writes_whole_files_only(
     assert [path.name for path in out.iterdir()] == ["answers.jsonl"]
     assert orrery("download", run.pk, "--bundle", "-o", out).code == 0
     assert json.loads((out / f"run-{run.pk}-bundle.json").read_text())["spec"]["kind"] == "train"
+
+
+def test_a_download_continues_with_a_token_that_a_login_stores(
+    orrery: Orrery, owner: User, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was requested with the old token only."""
+    run = factories.run(owner)
+    folder = settings.ENV.media_runs / str(run.pk)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "answers.jsonl").write_bytes(b"x" * 1000)
+    runs.artifact_record(
+        run=run, name="answers.jsonl", path=str(folder / "answers.jsonl"), bytes=1000
+    )
+    old, first = accounts.token_create(user=owner, name="first", by=owner)
+    _, second = accounts.token_create(user=owner, name="second", by=owner)
+    monkeypatch.delenv("ORRERY_TOKEN")
+    credentials.store(URL, first)
+    original = download._artifacts
+
+    def replaced_afterwards(*arguments: Any) -> Any:
+        rows = original(*arguments)
+        accounts.token_revoke(token=old, by=owner)
+        credentials.store(URL, second)
+        return rows
+
+    monkeypatch.setattr(download, "_artifacts", replaced_afterwards)
+    out = tmp_path / "out"
+    shown = orrery("download", run.pk, "-o", out)
+    assert shown.code == 0, shown.err
+    assert [path.name for path in out.iterdir()] == ["answers.jsonl"]
+
+    credentials.store(URL, first)
+    stored = tmp_path / "none"
+    with rest.Client() as client:
+        path = f"runs/{run.pk}/artifacts/{run.artifacts.get().pk}/download"
+        with pytest.raises(Refused) as refused:
+            download._file(client, path, stored / "answers.jsonl")
+    assert refused.value.slug == "token-revoked" and list(stored.iterdir()) == []
+
+
+def test_a_logout_elsewhere_repeats_nothing_without_a_token(
+    orrery: Orrery, owner: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second refusal was about a request without a token."""
+    token, text = accounts.token_create(user=owner, name="first", by=owner)
+    monkeypatch.delenv("ORRERY_TOKEN")
+    credentials.store(URL, text)
+    with rest.Client() as client:
+        client.get("runs")
+        accounts.token_revoke(token=token, by=owner)
+        credentials.store(URL, None)
+        for request in (lambda: client.get("runs"), lambda: client.stream("runs").__enter__()):
+            with pytest.raises(Refused) as refused:
+                request()
+            assert refused.value.slug == "token-revoked" and client.token == text
 
 
 def test_ids_of_runs_are_completed(orrery: Orrery, owner: User) -> None:

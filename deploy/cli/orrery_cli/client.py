@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -90,9 +91,26 @@ class Client:
             if left is not None:
                 left -= len(page["items"])
 
-    def stream(self, path: str) -> Any:
-        """A context manager with the response of a file, whose body is read in parts."""
-        return self._http.stream("GET", path, headers=self._headers())
+    @contextmanager
+    def stream(self, path: str) -> Iterator[httpx.Response]:
+        """The successful response of a file, whose body is read in parts."""
+        try:
+            response = self._opened(path)
+        except Refused as error:
+            self._take_stored_token(error)
+            response = self._opened(path)
+        with closing(response):
+            yield response
+
+    def _opened(self, path: str) -> httpx.Response:
+        request = self._http.build_request("GET", path, headers=self._headers())
+        response = self._http.send(request, stream=True)
+        try:
+            check(response, self.url)
+        except BaseException:
+            response.close()
+            raise
+        return response
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -120,11 +138,15 @@ class Client:
         try:
             return self._once(method, path, **request)
         except Refused as error:
-            stored = self._given or credentials.token(self.url)
-            if error.status != AUTHENTICATION or stored == self.token:
-                raise
-            self.token = stored
+            self._take_stored_token(error)
             return self._once(method, path, **request)
+
+    def _take_stored_token(self, error: Refused) -> None:
+        """Use the token that another command has stored; raises the refusal if none helps."""
+        stored = self._given or credentials.token(self.url)
+        if error.status != AUTHENTICATION or not stored or stored == self.token:
+            raise error
+        self.token = stored
 
     def _once(self, method: str, path: str, **request: Any) -> httpx.Response:
         headers = {**self._headers(), **request.pop("headers", {})}

@@ -100,14 +100,11 @@ def _file(client: Client, path: str, target: Path) -> tuple[Path, int]:
     """Write a response to a temporary file, then rename it."""
     import httpx
 
-    from orrery_cli.client import check
-
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.part")
     count = 0
     try:
         with client.stream(path) as response, open(partial, "wb") as stream:
-            check(response, client.url)
             announced = int(response.headers.get("Content-Length", 0))
             with _bar(target.name, announced) as advance:
                 for chunk in response.iter_raw():

@@ -60,6 +60,7 @@ FILES = {
         "runs/test_lineage.py",
         "runs/test_samples.py",
         "scheduling/test_device_time.py",
+        "scheduling/test_produce_servers.py",
     ],
     "order of rows, cursors of lists, search": [
         "api/test_runs.py",

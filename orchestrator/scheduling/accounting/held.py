@@ -97,27 +97,34 @@ def _in_engines(
     owners: Collection[int] | None,
     shares: Mapping[int, tuple[float, float]],
 ) -> Iterator[HeldDevices]:
-    """Attempts in jobs of other engines hold their devices from launch to end."""
+    """Attempts in jobs of other engines; they hold their devices until they end."""
     rows = Attempt.objects.filter(
         Q(ended=None) | Q(ended__gt=since), engine_job__isnull=False, launched__lt=until
     )
     if owners is not None:
         rows = rows.filter(run__owner__in=owners)
-    values = rows.values_list(
-        "pk",
-        "run__owner_id",
-        "run__owner__username",
-        "run__pool_name",
+    rows = rows.select_related("run__owner").only(
+        "created",
         "launched",
         "ended",
         "placement",
+        "run__pool_name",
+        "run__owner__username",
     )
-    for attempt, owner, username, pool, launched, ended, placement in values.iterator():
-        end = until if ended is None else min(ended, until)
-        begin = since if launched is None else max(launched, since)
-        held = sum(len(share["devices"]) for share in placement)
-        seconds = held * max(0.0, (end - begin).total_seconds())
-        yield HeldDevices(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
+    for attempt in rows.iterator():
+        if attempt.held_from is None:
+            continue
+        end = until if attempt.ended is None else min(attempt.ended, until)
+        held_s = max(0.0, (end - max(attempt.held_from, since)).total_seconds())
+        run = attempt.run
+        yield HeldDevices(
+            attempt.pk,
+            run.owner.pk,
+            run.owner.username,
+            run.pool_name,
+            attempt.devices * held_s,
+            *shares.get(attempt.pk, (0.0, 0.0)),
+        )
 
 
 def first_allocation(otherwise: date) -> date:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from orchestrator.common import clock
 from orchestrator.runs.models import Attempt
@@ -66,22 +66,17 @@ def _read_rate(pool: str) -> FailureRate:
     rows = (
         Attempt.objects.filter(run__pool_name=pool, ended__gte=clock.now() - _SINCE)
         .order_by("-ended")
-        .values_list("placement", "created", "launched", "ended", "exit_class")[:_MOST_ATTEMPTS]
+        .only("placement", "created", "launched", "ended", "exit_class")[:_MOST_ATTEMPTS]
     )
     return rate_of(_node_times(rows))
 
 
-def _node_times(rows: Iterable[Any]) -> Iterator[tuple[int, float, bool]]:
-    """`(nodes, seconds, failed)` of attempts; in an engine from the start of its job.
-
-    Without those whose job has not started: they wait for nodes.
-    """
-    for placement, created, launched, ended, exit_class in rows:
-        waits = any("engine" in share for share in placement)
-        held_from = launched if waits else created
-        if held_from is not None:
-            seconds = (ended - held_from).total_seconds()
-            yield len(placement), seconds, exit_class in _FAILURES
+def _node_times(attempts: Iterable[Attempt]) -> Iterator[tuple[int, float, bool]]:
+    """`(nodes, seconds, failed)` of ended attempts; without those that never held a node."""
+    for attempt in attempts:
+        if attempt.held_from is not None and attempt.ended is not None:
+            seconds = (attempt.ended - attempt.held_from).total_seconds()
+            yield len(attempt.placement), seconds, attempt.exit_class in _FAILURES
 
 
 def rate_of(attempts: Iterable[tuple[int, float, bool]]) -> FailureRate:

@@ -64,7 +64,7 @@ class Slurm:
             assert answer.status_code == 200, answer.text
 
     def remove_all(self) -> None:
-        """Remove its engines: other flows share the installation, which asks each of them."""
+        """Remove its engines: other flows share the installation, which reads the jobs of each."""
         assert self.orrery.client is not None
         client = self.orrery.client
         for engine in client.get("engines").raise_for_status().json()["items"]:

@@ -197,7 +197,7 @@ def test_a_job_that_cannot_be_submitted_does_not_hold_up_the_others(
     assert len(port.orders) == 2
 
 
-def test_a_stop_that_is_requested_during_a_pass_is_kept(
+def test_a_stop_that_is_requested_during_a_pass_is_not_lost(
     engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(row: EngineRow) -> dict[str, str]:

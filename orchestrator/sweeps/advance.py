@@ -19,6 +19,7 @@ from orchestrator.sweeps.definition import SweepDefinition
 from orchestrator.sweeps.models import Sweep, SweepState, Trial, TrialState
 from orchestrator.sweeps.trials import (
     OPEN,
+    FilesDeleted,
     holds_devices,
     trial_observe,
     trial_pause,
@@ -69,6 +70,7 @@ class SweepPass:
         self.trials = list(sweep.trials.select_related("run__owner").order_by("number"))
         self.started = 0
         self.reached: list[Trial] = []  # passed a boundary and run on
+        self.retries = False  # a start is left to the next pass
 
     def run(self) -> dict[str, int]:
         """Observe and decide; counts."""
@@ -82,7 +84,7 @@ class SweepPass:
             return self._end_of_budget(f"The budget of {hours:g} device-hours is used.")
         method = {"asha": self._asha, "pbt": self._pbt}.get(self.definition.method, self._points)
         method()
-        if not self.open():
+        if not self.open() and not self.retries:
             return self._end_of_budget("")
         return {"started": self.started}
 
@@ -104,9 +106,13 @@ class SweepPass:
     def _start(
         self, point: space.Point, number: int, *, member: int = 0, parent: Trial | None = None
     ) -> bool:
-        trial = trial_start(
-            self.sweep, self.definition, point, number=number, member=member, parent=parent
-        )
+        try:
+            trial = trial_start(
+                self.sweep, self.definition, point, number=number, member=member, parent=parent
+            )
+        except FilesDeleted:
+            self.retries = True
+            return False
         if trial is None:
             return False
         self.trials.append(trial)
@@ -146,7 +152,8 @@ class SweepPass:
         for trial in self.reached:
             if trial.state == TrialState.PAUSED:
                 trial_pause(trial, by=self.sweep.owner)
-        if not any(trial.state == TrialState.RUNNING for trial in self.trials) and not later:
+        running = any(trial.state == TrialState.RUNNING for trial in self.trials)
+        if not running and not later and not self.retries:
             self._asha_end()
 
     def _promotable(self, without: set[int]) -> int | None:
@@ -190,14 +197,14 @@ class SweepPass:
     def _pbt(self) -> None:
         """Pause members at each interval; once all wait, the worst continue from the best."""
         assert self.definition.pbt is not None
-        if not self.trials:
-            for member in range(self.definition.pbt.population):
+        for trial in self.reached:
+            trial_pause(trial, by=self.sweep.owner)
+        if len(self.trials) < self.definition.pbt.population:
+            for member in range(len(self.trials), self.definition.pbt.population):
                 point = self._next_point(member + 1)
                 if not self._start(point, member + 1, member=member):
                     return
             return
-        for trial in self.reached:
-            trial_pause(trial, by=self.sweep.owner)
         members = self.open()
         waiting = [
             trial

@@ -27,6 +27,10 @@ LATE_POINTS = timedelta(seconds=15)  # the last points may arrive after the run'
 _MESSAGE = 500
 
 
+class FilesDeleted(Exception):
+    """Files that the spec names were deleted a moment ago: a later submission may pass."""
+
+
 def open_trials(sweep: Sweep) -> QuerySet[Trial]:
     """Trials that have not ended, with their runs."""
     return sweep.trials.filter(state__in=OPEN).select_related("run__owner").order_by("number")
@@ -44,7 +48,7 @@ def trial_start(
     """Submit the run of a point; with `parent`, a fork of its newest checkpoint.
 
     Trial and run commit together. A refused spec gives a trial with the state `refused`. None if
-    the sweep has ended meanwhile.
+    the sweep has ended meanwhile. Raises FilesDeleted if the next pass should try again.
     """
     row = {"sweep": sweep, "number": number, "member": member, "parameters": point}
     created, refusal = clock.now(), ""
@@ -63,6 +67,8 @@ def trial_start(
                 created=created,
             )
     except Refusal as error:
+        if error.type == "files-deleted":
+            raise FilesDeleted(error.detail) from error
         refusal = "; ".join(f"{e['field']}: {e['message']}" for e in error.errors) or error.detail
     return Trial.objects.create(
         **row,

@@ -56,7 +56,7 @@ def named_in(document: Any) -> dict[int, set[str]]:
 
 def is_named(path: str, run: int, names: set[str]) -> bool:
     """Whether one of the names is this path of the run, above it or in it."""
-    inside = path.removeprefix(f"runs/{run}").strip("/")
+    inside = _inside(path, run)
     return any(
         not name or inside == name or inside.startswith(f"{name}/") or name.startswith(inside)
         for name in names
@@ -91,25 +91,39 @@ def is_unread(run: Run, *, since: datetime, path: str = "") -> bool:
 
 
 def require_retained(named: Mapping[int, set[str]], *, since: datetime) -> None:
-    """Raises 409 if files with these names were deleted since; the runs must be locked.
+    """Raises 409, which may be retried, if files with these names were deleted about `since` or
+    later; the runs must be locked.
 
-    Of a name that is a folder with several checkpoints, the newest stays in any case.
+    Of a name that is a folder with several checkpoints, the newest stays in any case. A deleted
+    copy in the store does not count while its checkpoint is retained.
     """
     recent = since - _MARGIN
     for run, names in named.items():
+        retained = Checkpoint.objects.filter(run=run, deleted=None)
+        paths = [_inside(path, run) for path in retained.values_list("path", flat=True)]
+        copies = StoredCopy.objects.filter(run=run, deleted__gte=recent)
         deleted = [
             *Checkpoint.objects.filter(run=run, deleted__gte=recent).values_list("path", flat=True),
-            *StoredCopy.objects.filter(run=run, deleted__gte=recent).values_list("key", flat=True),
+            *(
+                key
+                for key in copies.values_list("key", flat=True)
+                if _inside(key, run).rpartition("-")[0] not in paths  # without its fingerprint
+            ),
             *Deletion.objects.filter(run=run, created__gte=recent).values_list("path", flat=True),
         ]
         for path in deleted:
-            inside = path.removeprefix(f"runs/{run}").strip("/")
+            inside = _inside(path, run)
             if any(name == inside or name.startswith(f"{inside}/") for name in names):
                 raise conflict(
-                    f"{path} was deleted by garbage collection while the run was submitted. "
-                    "Submit it again, or choose other files.",
+                    f"{path} was deleted a moment ago. Choose other files, or submit the run again "
+                    "in a minute if the files exist again.",
                     type="files-deleted",
+                    retry=True,
                 )
+
+
+def _inside(path: str, run: int) -> str:
+    return path.removeprefix(f"runs/{run}").strip("/")
 
 
 def _with_text(rows: Any) -> Any:

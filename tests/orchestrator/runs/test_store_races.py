@@ -20,7 +20,7 @@ from orchestrator.runs.datasets import registration, services
 from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.lifecycle import lineage
 from orchestrator.runs.models import Checkpoint, Deletion, Run, StoredCopy
-from orchestrator.runs.store import copies
+from orchestrator.runs.store import copies, readers
 from orchestrator.runs.store.resumable import resumable
 from orchestrator.runs.submission import submit
 from tests import factories
@@ -286,6 +286,18 @@ def test_a_submission_for_a_checkpoint_that_is_deleted_meanwhile_is_refused(
     assert "deleted" in refused.value.detail
     assert list(Run.objects.all()) == [old_run] and not Deletion.objects.filter(run=0).exists()
     assert Checkpoint.objects.get(run=old_run, step=10).deleted is not None
+
+
+def test_a_deleted_copy_of_a_retained_checkpoint_refuses_nothing(old_run: Run) -> None:
+    copy = Checkpoint.objects.get(run=old_run, step=10).copy
+    assert copy is not None
+    StoredCopy.objects.filter(pk=copy.pk).update(deleted=clock.now())
+    names = {old_run.pk: {copy.key.removeprefix(f"runs/{old_run.pk}/")}}
+    readers.require_retained(names, since=clock.now())
+    Checkpoint.objects.filter(run=old_run, step=10).update(deleted=clock.now())
+    with pytest.raises(Refusal, match="was deleted a moment ago") as refused:
+        readers.require_retained(names, since=clock.now())
+    assert refused.value.retry
 
 
 def test_a_rewind_to_a_checkpoint_that_is_deleted_meanwhile_is_refused(

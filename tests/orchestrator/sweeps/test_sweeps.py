@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
+from orchestrator.common.errors import conflict
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.sweeps import selectors
@@ -222,6 +223,41 @@ def test_a_refused_point_is_a_trial_with_its_reason(training: Training, owner: U
     trials = selectors.trials_of(sweep)
     assert [trial.state for trial in trials] == ["finished", "refused", "finished"]
     assert "global_batch_size" in trials[1].message and trials[1].run is None
+
+
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "grid": {"parameters": {LR: {"values": [1.0, 0.01]}}},
+    "asha": {"asha": {"min_steps": 9}, "budget": {"runs": 9}},
+    "pbt": {"pbt": {"population": 2, "every_steps": 20}, "budget": {"runs": 6}},
+}
+
+
+@pytest.mark.parametrize("method", ["grid", "asha", "pbt"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_trial_whose_files_were_deleted_a_moment_ago_starts_later(
+    training: Training,
+    owner: User,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    number: int,
+) -> None:
+    """It was refused for good; a sweep without another trial failed."""
+    sweep = started(owner, method=method, parallel=2, **OF_METHOD[method])
+    original, refusals = runs.run_submit, [number]
+
+    def submit(**fields: Any) -> Run:
+        if refusals and fields["name"].endswith(f" {refusals[0]}"):
+            refusals.pop()
+            raise conflict("deleted", type="files-deleted", retry=True)
+        return original(**fields)
+
+    monkeypatch.setattr(runs, "run_submit", submit)
+    sweeps_advance()
+    sweep.refresh_from_db()
+    assert not refusals and sweep.state == "running"
+    sweeps_advance()
+    trials = selectors.trials_of(sweep)
+    assert [trial.state for trial in trials] == ["running", "running"]
 
 
 def test_repeating_a_request_starts_one_sweep(owner: User) -> None:

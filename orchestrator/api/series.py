@@ -171,12 +171,14 @@ def _raw_json(rows: Iterator[tuple[Any, ...]], chosen: dict[str, Any]) -> Iterat
     head |= {"unit": run_metric_unit(chosen["name"], chosen["run"].spec), "axis": chosen["x"]}
     column = {"step": 3, "tokens": 4, "flops": 4, "time": 5}[chosen["x"]]
     per_token = selectors.run_flops_per_token(chosen["run"]) if chosen["x"] == "flops" else 1
-    values, last_seq, comma = array("d"), 0, ""
+    values, newest, last_seq, comma = array("d"), (0, 0), 0, ""
     yield f'{json.dumps(head)[:-1]}, "x": ['.encode()
     for batch in _batches(rows):
         positions = [row[column] * per_token for row in batch]
         values.extend(row[6] for row in batch)
-        last_seq = batch[-1][2]
+        for attempt, rank, seq, *_ in batch:
+            if (attempt, -rank) >= newest or not last_seq:
+                newest, last_seq = (attempt, -rank), seq
         yield f"{comma}{json.dumps(positions)[1:-1]}".encode()
         comma = ", "
     yield b'], "y": ['

@@ -219,7 +219,8 @@ def series_raw(
 ) -> Iterator[tuple[int, int, int, int, int, float, float]]:
     """Every point `(attempt, rank, seq, step, tokens, time, value)`, oldest attempt first.
 
-    Selects one point per step as `series` does. Reads chunk by chunk.
+    Selects one point per step as `series` does. Reads chunk by chunk. In an attempt the lowest rank
+    comes first, then the steps that only higher ranks have: in a live run the newest steps.
     """
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
@@ -235,7 +236,8 @@ def series_raw(
                 covered, np.concatenate([curve.step for curve in iterate(source, Window())])
             )
     rewinds = run.rewinds if attempt is None else ()
-    for source, above in zip(reversed(ordered), reversed(steps_above), strict=True):
+    by_attempt = sorted(zip(ordered, steps_above, strict=True), key=lambda pair: pair[0].attempt)
+    for source, above in by_attempt:  # a stable sort: ranks stay ascending
         for curve in iterate(source, replace(window, without=rewound_steps(source, rewinds))):
             own = curve.take(~np.isin(curve.step, above)) if len(above) else curve
             columns = (*own.axes.tolist(), own.time.tolist(), own.y.tolist())

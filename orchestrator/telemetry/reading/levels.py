@@ -154,7 +154,7 @@ def sources_of_runs(
         if quoted in latest
     }
     # reads tails before series: points that move to a chunk meanwhile appear twice, and `load`
-    # drops the duplicates
+    # and `iterate` drop the duplicates
     tails: dict[tuple[int, int, int], list[Curve]] = {}
     for cursor, data in (
         Tail.objects.filter(cursor_id__in=with_metric)
@@ -253,13 +253,16 @@ def load(source: Source, window: Window, *, enough: int) -> ReadPoints:
 
 
 def iterate(source: Source, window: Window) -> Iterator[Curve]:
-    """All points in the window in order of arrival, a few hundred chunks at a time."""
+    """All points in the window in order of arrival, once each, a few hundred chunks at a time."""
+    tail = source.tail
     if source.series and source.series.chunks:
         for start in range(0, source.series.chunks, _FETCH):
             rows = _rows(source, 0, start, start + _FETCH - 1)
-            curves = [_unpack_or_marks(data, summary) for _, summary, data in rows]
-            yield window.points(join_curves(curves))
-    yield window.points(source.tail)
+            curve = join_curves([_unpack_or_marks(data, summary) for _, summary, data in rows])
+            # points of the tail that moved to a chunk after the tail was read
+            tail = tail.take(~np.isin(tail.seq, curve.seq))
+            yield window.points(curve)
+    yield window.points(tail)
 
 
 def _widest(node: _Node) -> Mask:

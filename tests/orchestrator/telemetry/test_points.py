@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from orchestrator.common.errors import Refusal
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import selectors, services
 from orchestrator.telemetry.models import Chunk, Tail
+from orchestrator.telemetry.packing.chunks import join_curves
+from orchestrator.telemetry.reading import levels
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
 from workers.contracts.wire.points import PointBatch
@@ -105,6 +108,28 @@ def test_per_step_the_newest_attempt_wins_and_then_the_lowest_rank(run: Run) -> 
     assert {row[3]: row[6] for row in selectors.series_raw(run=run, name="loss")} == expected
     only = selectors.series(run=run, name="loss", rank=1, attempt=2)
     assert (set(only.y), only.total_points, only.rank) == ({21.0}, 25, 1)
+
+
+def test_raw_points_of_a_live_run_ascend_by_step_though_ranks_report_at_different_times(
+    run: Run,
+) -> None:
+    for attempt, first, reported in ((1, 1, {0: 6, 1: 8}), (2, 5, {0: 300, 1: 303})):
+        for rank, last in reported.items():
+            points = batch_of(run, range(first, last + 1), rank=rank, attempt=attempt)
+            store(run, points, attempt=attempt)
+    rows = list(selectors.series_raw(run=run, name="loss"))
+    assert [row[3] for row in rows] == list(range(1, 304))
+
+
+def test_raw_points_that_move_to_a_chunk_during_a_read_are_read_once(run: Run) -> None:
+    store(run, batch_of(run, range(1, 201)))
+    (before,) = levels.sources(run.id, "loss")
+    store(run, batch_of(run, range(201, 301)))
+    (after,) = levels.sources(run.id, "loss")
+    assert len(before.tail) == 200 and after.series is not None and after.series.chunks == 1
+    during = replace(after, tail=before.tail)
+    read = join_curves(list(levels.iterate(during, levels.Window())))
+    assert read.step.tolist() == list(range(1, 257))
 
 
 def test_points_after_a_number_and_in_windows(run: Run, batch: Batch) -> None:

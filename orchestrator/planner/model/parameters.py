@@ -173,7 +173,7 @@ declare(
         "inter_efficiency", 0.70, 0.1, 1.0, 0.3, "", "share of the network that collectives reach"
     ),
     Parameter(
-        "intra_latency_s", 1.4e-5, 1e-6, 2e-4, 0.5, "s", "latency of a collective inside a node"
+        "intra_latency_s", 1.3e-5, 1e-6, 2e-4, 0.5, "s", "latency of a collective inside a node"
     ),
     Parameter(
         "inter_latency_s",

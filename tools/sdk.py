@@ -22,6 +22,7 @@ CONFIG = {
     "post_hooks": [],  # the generated code needs no formatting
     "content_type_overrides": {
         "application/x-ndjson": "application/octet-stream",
+        "application/vnd.apache.parquet": "application/octet-stream",
         "application/zip": "application/octet-stream",
     },
 }

@@ -74,6 +74,7 @@ def test_an_expired_login_is_reported(visit: Visit, site: Site) -> None:
     page.locator('#curves [data-do="dashboard"]').click()
     expect(page.locator("dialog[open]")).to_be_visible()
     page.context.clear_cookies(name="sessionid")
+    page.select_option("dialog [name=target]", "new")
     page.locator("dialog [name=name]").fill("Curves")
     page.locator("dialog button[type=submit], dialog .primary").first.click()
     expect(page.locator("dialog [data-error]")).to_have_text(text)

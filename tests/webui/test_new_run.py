@@ -481,10 +481,10 @@ def test_unsupported_features_are_reported_before_submit(owner: User) -> None:
                 "objective": "ppo",
                 "ppo": {"rewards": [{"kind": "exact"}]},
             },
-            "plan": {"precision": "fp16"},
+            "plan": {"pp": 2, "schedule": "pipedream"},
         },
         [],
-        fleet_devices=1,
+        fleet_devices=2,
     )
     assert any("does not support" in note for note in notes["notes"]), notes
 

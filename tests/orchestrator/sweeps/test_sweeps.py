@@ -21,6 +21,7 @@ from tests.orchestrator.sweeps.training import Training, bowl
 
 LR = "train.optimizer.lr"
 SPEC = factories.spec(train={"steps": 81, "seq_len": 64})
+SAVES = factories.spec(train={"steps": 81, "seq_len": 64, "checkpoint": {"every_steps": 20}})
 SWEEPS = "/api/v1/sweeps"
 
 
@@ -85,11 +86,10 @@ def test_asha_pauses_and_continues_only_the_best(training: Training, owner: User
 
 
 def test_pbt_forks_the_best_in_place_of_the_worst(training: Training, owner: User) -> None:
-    spec = {**SPEC, "train": {**SPEC["train"], "checkpoint": {"every_steps": 20}}}
     sweep = started(
         owner,
         method="pbt",
-        spec=spec,
+        spec=SAVES,
         pbt={"population": 4, "every_steps": 30},
         parallel=1,
         seed=3,
@@ -228,7 +228,7 @@ def test_a_refused_point_is_a_trial_with_its_reason(training: Training, owner: U
 OF_METHOD: dict[str, dict[str, Any]] = {
     "grid": {"parameters": {LR: {"values": [1.0, 0.01]}}},
     "asha": {"asha": {"min_steps": 9}, "budget": {"runs": 9}},
-    "pbt": {"pbt": {"population": 2, "every_steps": 20}, "budget": {"runs": 6}},
+    "pbt": {"spec": SAVES, "pbt": {"population": 2, "every_steps": 20}, "budget": {"runs": 6}},
 }
 
 

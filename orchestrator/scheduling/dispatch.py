@@ -264,7 +264,7 @@ def control(
     order = ControlOrder(
         attempt_id=str(attempt.pk), fence=str(attempt.fence), action=action, grace_s=grace
     )
-    if requests.is_of_engine(attempt):
+    if attempt.in_engine:
         return requests.send(attempt, order, nodes=wanted)
     sent = True
     for node in Node.objects.filter(name__in=wanted):

@@ -121,7 +121,7 @@ def _check(
     """The number of attempts that it ended; adds those to launch again to `repeated`."""
     fence = str(attempt.fence)
     exits = attempt.nodes_exited
-    if requests.is_of_engine(attempt):
+    if attempt.in_engine:
         return _check_engine_attempt(attempt, exits, known)
     names = {share["node"] for share in attempt.placement} - set(exits)
     if exits and not names:  # the database failed after the last exit was stored

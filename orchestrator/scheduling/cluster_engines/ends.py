@@ -12,7 +12,6 @@ from typing import Any
 from orchestrator.fleet.models import Engine
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
-from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.scheduling.models import EngineJob
 from workers.contracts.exit_classes import ExitClass
 
@@ -59,7 +58,7 @@ _LOOK = {
 
 def is_undecided(attempt: Attempt, exit_class: str) -> bool:
     """Whether the engine must first say why its job stopped the ranks."""
-    if exit_class != ExitClass.PREEMPTED or attempt.requested or not is_of_engine(attempt):
+    if exit_class != ExitClass.PREEMPTED or attempt.requested or not attempt.in_engine:
         return False
     job = EngineJob.objects.filter(attempt=attempt).first()
     return job is not None and job.state != EngineJob.State.ENDED
@@ -69,7 +68,7 @@ def refined(
     attempt: Attempt, exit_class: str, exit: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
     """Exit class and exit after what the engine said about the ended job."""
-    if attempt.requested or not is_of_engine(attempt):
+    if attempt.requested or not attempt.in_engine:
         return exit_class, exit
     job = EngineJob.objects.select_related("engine", "attempt").filter(attempt=attempt).first()
     if job is None:

@@ -20,11 +20,6 @@ log = logging.getLogger(__name__)
 LIVING = (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 
-def is_of_engine(attempt: Attempt) -> bool:
-    """Whether the attempt runs in a job of an engine, not under an agent."""
-    return attempt.in_engine
-
-
 def is_unwanted(attempt: Attempt) -> bool:
     """Whether the attempt has ended, or its run was cancelled or paused while it waited."""
     run = attempt.run

@@ -274,7 +274,9 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
             f"every step of run {run} has its point once",
         )
     expected = {(run, 1): 1 for run in runs} | {(run, 2): 1 for run in (here, there, killed)}
-    assert slurm.starts() == expected
+    # tests before this one leave their starts in the journal
+    starts = {key: count for key, count in slurm.starts().items() if key[0] in runs}
+    assert starts == expected
     for run in runs:
         assert len(cluster.jobs_of(run)) == (2 if run in (here, there, killed) else 1)
 

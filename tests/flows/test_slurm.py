@@ -90,14 +90,21 @@ class Slurm:
         python.chmod(0o755)
         self.add("fake", {"fake": {}}, home=str(self.fake_home), python=str(python))
 
-    def starts(self) -> Counter[tuple[str, int]]:
-        """How often each attempt of the fake ranks has started, by run and attempt."""
+    def starts(self, *runs: str) -> Counter[tuple[str, int]]:
+        """How often each attempt of these fake runs has started, by run and attempt.
+
+        The journal also holds the runs of tests before this one.
+        """
         rows = [
             json.loads(line)
             for path in self.journal.glob("*.jsonl")
             for line in path.read_text().splitlines()
         ]
-        return Counter((row["run"], row["attempt"]) for row in rows if row["kind"] == "start")
+        return Counter(
+            (row["run"], row["attempt"])
+            for row in rows
+            if row["kind"] == "start" and row["run"] in runs
+        )
 
     def kill_supervisor(self, job: str) -> None:
         """SIGKILL, as by the kernel for lack of memory."""
@@ -232,6 +239,7 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
 ) -> None:
     """No run is lost, none starts twice, every point arrives once, reasons are right."""
     cluster, steps = slurm.cluster, 1200
+    (slurm.journal / "hurry").unlink(missing_ok=True)
     runs = [slurm.submit(steps=steps, ranks=1, pool="fake", every=50) for _ in range(8)]
     for run in runs:
         orrery.until_step(run, 3)
@@ -274,9 +282,7 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
             f"every step of run {run} has its point once",
         )
     expected = {(run, 1): 1 for run in runs} | {(run, 2): 1 for run in (here, there, killed)}
-    # tests before this one leave their starts in the journal
-    starts = {key: count for key, count in slurm.starts().items() if key[0] in runs}
-    assert starts == expected
+    assert slurm.starts(*runs) == expected
     for run in runs:
         assert len(cluster.jobs_of(run)) == (2 if run in (here, there, killed) else 1)
 
@@ -302,8 +308,7 @@ def test_a_run_that_slurm_preempts_saves_and_continues_after_the_other_job(
     orrery.until(
         lambda: orrery.steps(run) == list(range(1, steps + 1)), 60, "each step has its point once"
     )
-    starts = {key: count for key, count in slurm.starts().items() if key[0] == run}
-    assert starts == {(run, 1): 1, (run, 2): 1}
+    assert slurm.starts(run) == {(run, 1): 1, (run, 2): 1}
 
 
 def test_points_of_a_killed_supervisor_arrive_though_no_further_job_starts(

@@ -34,8 +34,8 @@ def test_the_page_draws_its_charts_at_any_width(
     ]
     (data_root / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for address in ("/data/?path=sums.jsonl&seq_len=256", "/data/"):
-        with opened(browser, live_server, address) as page:
-            page.set_viewport_size({"width": width, "height": 900})
+        viewport = {"width": width, "height": 900}
+        with opened(browser, live_server, address, viewport=viewport) as page:
             if "path" in address:
                 expect(page.locator("#data-histogram .bars .point")).not_to_have_count(0)
                 expect(page.locator(".tokens .trained").first).to_be_visible()
